@@ -1,0 +1,23 @@
+//! The decisions of leanstream, without bytes, clocks or an operating system.
+//!
+//! Layers, lowest first; each may use only those above it in this list:
+//!
+//! - [`units`]: ids and sizes; nothing else travels between core and its drivers.
+//! - [`ledger`]: who holds how many bytes of the one budget.
+//! - [`quant`]: one GGUF block format a file: sizes and the readable reference decode.
+//! - [`gguf`]: the GGUF header over a byte slice.
+//! - [`plan`]: one architecture a file: hyper-parameters to steps, matrices and pieces.
+//! - [`port`]: what the engine asks of the outside world: storage and compute.
+//! - [`stream`]: the sans-I/O engine that decides what to read, compute and keep.
+//!
+//! Not supported here: big-endian GGUF, allocation, threads, time (it arrives as an argument).
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod gguf;
+pub mod ledger;
+pub mod plan;
+pub mod port;
+pub mod quant;
+pub mod stream;
+pub mod units;

@@ -1,0 +1,6 @@
+//! leanstream on Linux: the drivers of [`leanstream_core`] and what the command line is made of.
+
+pub mod arena;
+pub mod cpu;
+pub mod io;
+pub mod text;

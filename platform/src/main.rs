@@ -1,0 +1,2 @@
+//! The `leanstream` binary.
+fn main() {}
