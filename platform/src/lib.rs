@@ -2,5 +2,7 @@
 
 pub mod arena;
 pub mod cpu;
+pub mod gguf_write;
 pub mod io;
+pub mod synth;
 pub mod text;

@@ -1,0 +1,619 @@
+//! Writes GGUF v3 files. The header is composed first, then tensor data streams through, so that a
+//! model is never held in memory; the file grows aside, under `NAME.tmp`, and takes its name only
+//! when it is complete and on flash. A crash or a full disk leaves the old file as it was.
+
+use std::fmt;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use leanstream_core::quant::QuantType;
+
+/// Tensor data starts at multiples of this many bytes: GGUF's default, so no key names it.
+pub const ALIGNMENT: u64 = 32;
+
+/// Bytes gathered before the file is written to.
+const BUFFER: usize = 1 << 20;
+
+/// What stopped a file from being written.
+#[derive(Debug)]
+pub struct WriteError {
+    /// The file that was to be made.
+    pub path: PathBuf,
+    /// What was being done, as in "can't {doing} PATH".
+    pub doing: &'static str,
+    /// What the operating system said.
+    pub source: io::Error,
+}
+
+impl fmt::Display for WriteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        write!(f, "can't {} {path}: {}", self.doing, self.source)?;
+        match self.source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                write!(f, "; free some space or choose another place")
+            }
+            io::ErrorKind::WouldBlock => {
+                write!(
+                    f,
+                    "; another process is writing this file: wait for it to end"
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for WriteError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+/// GGUF's ids of value types.
+#[derive(Clone, Copy)]
+enum Kind {
+    U8 = 0,
+    I8 = 1,
+    U16 = 2,
+    I16 = 3,
+    U32 = 4,
+    I32 = 5,
+    F32 = 6,
+    Bool = 7,
+    Str = 8,
+    Array = 9,
+    U64 = 10,
+    I64 = 11,
+    F64 = 12,
+}
+
+/// The header of a file to be: metadata and the list of tensors, in the order of their data.
+///
+/// Keys and tensor names must be unique; asking twice is the caller's mistake and panics.
+#[derive(Default)]
+pub struct Header {
+    keys: Vec<Box<str>>,
+    metadata: Vec<u8>,
+    tensors: Vec<Tensor>,
+}
+
+struct Tensor {
+    name: Box<str>,
+    ty: QuantType,
+    dims: Vec<u64>,
+    /// From the start of the data.
+    offset: u64,
+    bytes: u64,
+}
+
+macro_rules! scalars {
+    ($($(#[$doc:meta])* $method:ident, $many:ident, $ty:ty, $kind:expr;)*) => {$(
+        $(#[$doc])*
+        pub fn $method(&mut self, key: &str, value: $ty) -> &mut Self {
+            self.key(key, $kind);
+            self.metadata.extend_from_slice(&value.to_le_bytes());
+            self
+        }
+
+        /// The same, an array of them.
+        pub fn $many(&mut self, key: &str, values: impl IntoIterator<Item = $ty>) -> &mut Self {
+            self.array(key, $kind, values, |to, value| to.extend_from_slice(&value.to_le_bytes()))
+        }
+    )*};
+}
+
+impl Header {
+    /// An empty header.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    scalars! {
+        /// An unsigned value of 8 bits.
+        u8, u8s, u8, Kind::U8;
+        /// A signed value of 8 bits.
+        i8, i8s, i8, Kind::I8;
+        /// An unsigned value of 16 bits.
+        u16, u16s, u16, Kind::U16;
+        /// A signed value of 16 bits.
+        i16, i16s, i16, Kind::I16;
+        /// An unsigned value of 32 bits: what most counts and ids are stored as.
+        u32, u32s, u32, Kind::U32;
+        /// A signed value of 32 bits.
+        i32, i32s, i32, Kind::I32;
+        /// An unsigned value of 64 bits.
+        u64, u64s, u64, Kind::U64;
+        /// A signed value of 64 bits.
+        i64, i64s, i64, Kind::I64;
+        /// A single.
+        f32, f32s, f32, Kind::F32;
+        /// A double.
+        f64, f64s, f64, Kind::F64;
+    }
+
+    /// A truth value.
+    pub fn bool(&mut self, key: &str, value: bool) -> &mut Self {
+        self.key(key, Kind::Bool);
+        self.metadata.push(value.into());
+        self
+    }
+
+    /// An array of truth values.
+    pub fn bools(&mut self, key: &str, values: impl IntoIterator<Item = bool>) -> &mut Self {
+        self.array(key, Kind::Bool, values, |to, value| to.push(value.into()))
+    }
+
+    /// A string: bytes, since tokenizers hold some that aren't UTF-8.
+    pub fn str(&mut self, key: &str, value: impl AsRef<[u8]>) -> &mut Self {
+        self.key(key, Kind::Str);
+        put_str(&mut self.metadata, value.as_ref());
+        self
+    }
+
+    /// An array of strings.
+    pub fn strs<S: AsRef<[u8]>>(
+        &mut self,
+        key: &str,
+        values: impl IntoIterator<Item = S>,
+    ) -> &mut Self {
+        self.array(key, Kind::Str, values, |to, value| {
+            put_str(to, value.as_ref())
+        })
+    }
+
+    /// Declares the next tensor, `dims[0]` columns first, and returns the bytes of its data.
+    ///
+    /// # Panics
+    /// When the columns aren't whole blocks of `ty`, there are no or more than 4 dimensions, or the
+    /// name is taken.
+    pub fn tensor(&mut self, name: &str, ty: QuantType, dims: &[u64]) -> u64 {
+        assert!(
+            (1..=4).contains(&dims.len()),
+            "{name} has {} dimensions",
+            dims.len()
+        );
+        assert!(
+            !self.tensors.iter().any(|t| &*t.name == name),
+            "two tensors named {name}"
+        );
+        let row = usize::try_from(dims[0])
+            .ok()
+            .and_then(|cols| ty.row_bytes(cols));
+        let bytes = row.and_then(|row| {
+            dims[1..]
+                .iter()
+                .try_fold(row as u64, |bytes, &dim| bytes.checked_mul(dim))
+        });
+        let Some(bytes) = bytes else {
+            panic!("{name}: rows of {} aren't whole {ty} blocks", dims[0])
+        };
+        let offset = self.data_bytes();
+        self.tensors.push(Tensor {
+            name: name.into(),
+            ty,
+            dims: dims.to_vec(),
+            offset,
+            bytes,
+        });
+        bytes
+    }
+
+    /// Bytes of tensor data declared so far, with the padding between tensors.
+    pub fn data_bytes(&self) -> u64 {
+        self.tensors
+            .last()
+            .map_or(0, |t| (t.offset + t.bytes).next_multiple_of(ALIGNMENT))
+    }
+
+    /// Opens `PATH.tmp`, writes the header and waits for the data.
+    ///
+    /// # Errors
+    /// The file can't be made or written, or another process is at it.
+    pub fn create(&self, path: &Path) -> Result<Writer, WriteError> {
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(".tmp");
+        let aside = PathBuf::from(aside);
+        let error = |doing| {
+            let path = path.to_owned();
+            move |source| WriteError {
+                path,
+                doing,
+                source,
+            }
+        };
+        let file = open_locked(&aside).map_err(error("create"))?;
+        let mut writer = Writer {
+            path: path.to_owned(),
+            aside,
+            file: Some(file),
+            buffer: Vec::with_capacity(BUFFER),
+            tensors: self.tensors.iter().map(|t| t.bytes).collect(),
+            current: 0,
+            left: 0,
+            written: 0,
+        };
+        let header = self.encode();
+        writer.put(&header)?;
+        writer.written = 0;
+        writer.advance()?;
+        Ok(writer)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.metadata.len() + 128 * self.tensors.len() + 64);
+        out.extend_from_slice(b"GGUF");
+        out.extend_from_slice(&3u32.to_le_bytes());
+        out.extend_from_slice(&(self.tensors.len() as u64).to_le_bytes());
+        out.extend_from_slice(&(self.keys.len() as u64).to_le_bytes());
+        out.extend_from_slice(&self.metadata);
+        for tensor in &self.tensors {
+            put_str(&mut out, tensor.name.as_bytes());
+            out.extend_from_slice(&(tensor.dims.len() as u32).to_le_bytes());
+            for dim in &tensor.dims {
+                out.extend_from_slice(&dim.to_le_bytes());
+            }
+            out.extend_from_slice(&(tensor.ty as u32).to_le_bytes());
+            out.extend_from_slice(&tensor.offset.to_le_bytes());
+        }
+        out.resize(out.len().next_multiple_of(ALIGNMENT as usize), 0);
+        out
+    }
+
+    fn key(&mut self, key: &str, kind: Kind) {
+        assert!(
+            !self.keys.iter().any(|k| &**k == key),
+            "two values for {key}"
+        );
+        self.keys.push(key.into());
+        put_str(&mut self.metadata, key.as_bytes());
+        self.metadata
+            .extend_from_slice(&(kind as u32).to_le_bytes());
+    }
+
+    fn array<T>(
+        &mut self,
+        key: &str,
+        kind: Kind,
+        values: impl IntoIterator<Item = T>,
+        put: impl Fn(&mut Vec<u8>, T),
+    ) -> &mut Self {
+        self.key(key, Kind::Array);
+        self.metadata
+            .extend_from_slice(&(kind as u32).to_le_bytes());
+        let count_at = self.metadata.len();
+        self.metadata.extend_from_slice(&[0; 8]);
+        let mut count = 0u64;
+        for value in values {
+            put(&mut self.metadata, value);
+            count += 1;
+        }
+        self.metadata[count_at..count_at + 8].copy_from_slice(&count.to_le_bytes());
+        self
+    }
+}
+
+/// A file being written: takes the data of the declared tensors, one after the other.
+///
+/// Dropped before [`Writer::finish`], it removes what it wrote.
+pub struct Writer {
+    path: PathBuf,
+    aside: PathBuf,
+    /// `None` once the file has its name.
+    file: Option<File>,
+    buffer: Vec<u8>,
+    /// Bytes of each tensor.
+    tensors: Vec<u64>,
+    /// The tensor that the next byte belongs to; `tensors.len()` when all are complete.
+    current: usize,
+    /// Bytes it still wants.
+    left: u64,
+    /// Bytes of data so far, with padding.
+    written: u64,
+}
+
+impl Writer {
+    /// Appends bytes to the current tensor; the next one begins when it is complete.
+    ///
+    /// # Errors
+    /// The disk is full or fails.
+    ///
+    /// # Panics
+    /// When `bytes` are more than the tensor still wants.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        let len = bytes.len() as u64;
+        assert!(
+            len <= self.left,
+            "{len} bytes for a tensor that wants {}",
+            self.left
+        );
+        self.put(bytes)?;
+        self.left -= len;
+        if self.left == 0 {
+            self.current += 1;
+            self.advance()?;
+        }
+        Ok(())
+    }
+
+    /// Puts the file on flash under its name, replacing what was there, and returns its length.
+    ///
+    /// # Errors
+    /// The disk fails; the old file stays.
+    ///
+    /// # Panics
+    /// When tensors are incomplete.
+    pub fn finish(mut self) -> Result<u64, WriteError> {
+        assert!(
+            self.current == self.tensors.len(),
+            "tensor {} of {} wants {} more bytes",
+            self.current,
+            self.tensors.len(),
+            self.left
+        );
+        self.flush()?;
+        let Some(file) = &self.file else {
+            unreachable!("only finish takes the file")
+        };
+        file.sync_all()
+            .map_err(|source| self.error("sync", source))?;
+        let len = file
+            .metadata()
+            .map_err(|source| self.error("look at", source))?
+            .len();
+        fs::rename(&self.aside, &self.path).map_err(|source| self.error("rename to", source))?;
+        self.file = None;
+        // The name is on flash only when the directory is.
+        let directory = match self.path.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        File::open(directory)
+            .and_then(|directory| directory.sync_all())
+            .map_err(|source| self.error("sync the directory of", source))?;
+        Ok(len)
+    }
+
+    /// Pads, then steps over tensors without bytes.
+    fn advance(&mut self) -> Result<(), WriteError> {
+        let padding = self.written.next_multiple_of(ALIGNMENT) - self.written;
+        self.put(&[0; ALIGNMENT as usize][..padding as usize])?;
+        while self.current < self.tensors.len() && self.tensors[self.current] == 0 {
+            self.current += 1;
+        }
+        self.left = self.tensors.get(self.current).copied().unwrap_or(0);
+        Ok(())
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        self.written += bytes.len() as u64;
+        if self.buffer.len() + bytes.len() > BUFFER {
+            self.flush()?;
+        }
+        if bytes.len() >= BUFFER {
+            self.send(bytes)
+        } else {
+            self.buffer.extend_from_slice(bytes);
+            Ok(())
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), WriteError> {
+        let buffer = std::mem::take(&mut self.buffer);
+        let sent = self.send(&buffer);
+        self.buffer = buffer;
+        self.buffer.clear();
+        sent
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        let Some(file) = &mut self.file else {
+            unreachable!("only finish takes the file")
+        };
+        file.write_all(bytes)
+            .map_err(|source| self.error("write", source))
+    }
+
+    fn error(&self, doing: &'static str, source: io::Error) -> WriteError {
+        WriteError {
+            path: self.path.clone(),
+            doing,
+            source,
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            // Nothing more can be done where even this fails: the next writer reuses the file.
+            let _ = fs::remove_file(&self.aside);
+        }
+    }
+}
+
+fn put_str(to: &mut Vec<u8>, bytes: &[u8]) {
+    to.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+    to.extend_from_slice(bytes);
+}
+
+/// Opens and empties `path` for this process alone. What a crashed writer left is reused, not
+/// heaped up.
+fn open_locked(path: &Path) -> io::Result<File> {
+    loop {
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(io::ErrorKind::WouldBlock.into()),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        // Between open and lock another writer may have finished: then the lock is on a file that
+        // has its final name, which must not be emptied.
+        let ours = file.metadata()?;
+        match fs::metadata(path) {
+            Ok(named) if (named.dev(), named.ino()) == (ours.dev(), ours.ino()) => {
+                file.set_len(0)?;
+                return Ok(file);
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory of its own for one test, removed with what is in it.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path =
+                std::env::temp_dir().join(format!("leanstream-{}-{name}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = fs::read_dir(&self.0).unwrap();
+            let mut names: Vec<_> = entries
+                .map(|e| e.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_the_format() {
+        let scratch = Scratch::new("bytes");
+        let path = scratch.0.join("a.gguf");
+        let mut header = Header::new();
+        header.u32("n", 7).strs("s", ["a", "bc"]).bool("b", true);
+        assert_eq!(header.tensor("t", QuantType::Q4_0, &[32, 2]), 36);
+        assert_eq!(header.tensor("u", QuantType::F32, &[1]), 4);
+        let mut writer = header.create(&path).unwrap();
+        writer.write(&[1; 30]).unwrap();
+        writer.write(&[2; 6]).unwrap();
+        writer.write(&[3; 4]).unwrap();
+        assert_eq!(scratch.names(), ["a.gguf.tmp"]);
+        let len = writer.finish().unwrap();
+        assert_eq!(scratch.names(), ["a.gguf"]);
+
+        let mut want = Vec::new();
+        want.extend(b"GGUF\x03\0\0\0\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0");
+        want.extend(b"\x01\0\0\0\0\0\0\0n\x04\0\0\0\x07\0\0\0");
+        want.extend(b"\x01\0\0\0\0\0\0\0s\x09\0\0\0\x08\0\0\0\x02\0\0\0\0\0\0\0");
+        want.extend(b"\x01\0\0\0\0\0\0\0a\x02\0\0\0\0\0\0\0bc");
+        want.extend(b"\x01\0\0\0\0\0\0\0b\x07\0\0\0\x01");
+        want.extend(b"\x01\0\0\0\0\0\0\0t\x02\0\0\0\x20\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0");
+        want.extend(b"\x02\0\0\0\0\0\0\0\0\0\0\0");
+        want.extend(b"\x01\0\0\0\0\0\0\0u\x01\0\0\0\x01\0\0\0\0\0\0\0");
+        want.extend(b"\0\0\0\0\x40\0\0\0\0\0\0\0");
+        want.resize(want.len().next_multiple_of(32), 0);
+        want.extend([1; 30]);
+        want.extend([2; 6]);
+        want.resize(want.len().next_multiple_of(32), 0);
+        want.extend([3; 4]);
+        want.resize(want.len().next_multiple_of(32), 0);
+        assert_eq!(fs::read(&path).unwrap(), want);
+        assert_eq!(len, want.len() as u64);
+    }
+
+    #[test]
+    fn big_and_small_writes_keep_their_order() {
+        let scratch = Scratch::new("order");
+        let path = scratch.0.join("a.gguf");
+        let data: Vec<u8> = (0..3 * BUFFER).map(|i| (i * 31 >> 4) as u8).collect();
+        let mut header = Header::new();
+        header.tensor("t", QuantType::F32, &[data.len() as u64 / 4]);
+        let mut writer = header.create(&path).unwrap();
+        let (a, rest) = data.split_at(1000);
+        let (b, rest) = rest.split_at(BUFFER + 1);
+        let (c, d) = rest.split_at(BUFFER - 1);
+        for part in [a, b, c, d] {
+            writer.write(part).unwrap();
+        }
+        writer.finish().unwrap();
+        assert!(fs::read(&path).unwrap().ends_with(&data));
+    }
+
+    #[test]
+    fn an_unfinished_file_leaves_the_old_one() {
+        let scratch = Scratch::new("unfinished");
+        let path = scratch.0.join("a.gguf");
+        fs::write(&path, "old").unwrap();
+        let mut header = Header::new();
+        header.tensor("t", QuantType::F32, &[2]);
+        let mut writer = header.create(&path).unwrap();
+        writer.write(&[0; 4]).unwrap();
+        drop(writer);
+        assert_eq!(scratch.names(), ["a.gguf"]);
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+    }
+
+    #[test]
+    fn two_writers_of_one_file_exclude_each_other() {
+        let scratch = Scratch::new("two");
+        let path = scratch.0.join("a.gguf");
+        // What a crashed writer left behind is no obstacle.
+        fs::write(scratch.0.join("a.gguf.tmp"), "debris").unwrap();
+        let first = Header::new().create(&path).unwrap();
+        let Err(error) = Header::new().create(&path) else {
+            panic!("both write")
+        };
+        assert!(error.to_string().contains("another process"), "{error}");
+        assert_eq!(first.finish().unwrap(), 32);
+        assert_eq!(Header::new().create(&path).unwrap().finish().unwrap(), 32);
+    }
+
+    #[test]
+    fn a_missing_directory_is_named() {
+        let path = Path::new("/nowhere/to/be/found/a.gguf");
+        let Err(error) = Header::new().create(path) else {
+            panic!("created")
+        };
+        assert!(
+            error
+                .to_string()
+                .contains("can't create /nowhere/to/be/found/a.gguf"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "wants 4")]
+    fn more_than_the_tensor_holds_is_refused() {
+        let scratch = Scratch::new("more");
+        let mut header = Header::new();
+        header.tensor("t", QuantType::F32, &[1]);
+        let _ = header
+            .create(&scratch.0.join("a.gguf"))
+            .unwrap()
+            .write(&[0; 5]);
+    }
+
+    #[test]
+    #[should_panic(expected = "wants 8 more bytes")]
+    fn an_incomplete_file_never_gets_its_name() {
+        let scratch = Scratch::new("incomplete");
+        let mut header = Header::new();
+        header.tensor("t", QuantType::F32, &[2]);
+        let _ = header.create(&scratch.0.join("a.gguf")).unwrap().finish();
+    }
+}

@@ -1,0 +1,503 @@
+//! Models of any shape and format, made up from a seed: for tests that need no download and for
+//! benchmarks of shapes that nobody has to publish. The weights mean nothing, but they are scaled
+//! as a trained model's are, so activations stay in range and every kernel works as it would.
+//!
+//! The file depends on the [`Spec`] alone: random bits come from integers, and floating point is
+//! held to operations that IEEE 754 rounds the same everywhere.
+
+pub mod blocks;
+pub mod vocab;
+
+use std::fmt;
+use std::path::Path;
+
+use leanstream_core::quant::QuantType;
+
+use crate::gguf_write::{Header, WriteError, Writer};
+use blocks::Rng;
+use vocab::Vocab;
+
+/// Which architecture the file claims.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Arch {
+    /// Pre-norm, gated FFN.
+    Llama,
+    /// Norms before and after, norms on queries and keys, sliding windows in 5 of 6 layers.
+    Gemma3,
+    /// As llama, but the FFN is `down(relu(up(x))^2)`, without a gate.
+    Arcee,
+}
+
+impl Arch {
+    /// As in `general.architecture`, and the prefix of the architecture's keys.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Gemma3 => "gemma3",
+            Self::Arcee => "arcee",
+        }
+    }
+}
+
+/// What to make. `Spec::small` gives one to start from.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Spec {
+    /// The architecture.
+    pub arch: Arch,
+    /// Type of the matrices that the fields below don't name.
+    pub ty: QuantType,
+    /// Type of `ffn_down`.
+    pub down_ty: QuantType,
+    /// Type of `token_embd`, and of `output` when the model isn't tied.
+    pub embed_ty: QuantType,
+    /// Width of the residual stream.
+    pub d: u32,
+    /// Layers.
+    pub layers: u32,
+    /// FFN neurons per layer.
+    pub ff: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: u32,
+    /// Values per head: even.
+    pub head_dim: u32,
+    /// Tokens; at least [`vocab::LEAST`] with the built-in vocabulary.
+    pub vocab: u32,
+    /// `context_length`.
+    pub ctx: u32,
+    /// Base of the rotary frequencies (of global layers).
+    pub rope_base: f32,
+    /// Gemma 3: how many tokens a local layer looks back at, itself included.
+    pub window: u32,
+    /// Written as `ARCH.hidden_activation` where it isn't the architecture's own.
+    pub activation: Option<&'static str>,
+    /// True: the output matrix is the embedding.
+    pub tied: bool,
+    /// True: queries, keys and values have biases.
+    pub bias: bool,
+    /// Llama 3's scaling of the lower rotary frequencies, as a `rope_freqs` tensor.
+    pub rope_scaling: Option<RopeScaling>,
+    /// Another seed, other weights.
+    pub seed: u64,
+}
+
+/// Parameters of Llama 3's rotary scaling; its other two, the factors of low and high frequency,
+/// are 1 and 4 in every published model.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct RopeScaling {
+    /// How far the lowest frequencies are stretched.
+    pub factor: f32,
+    /// The context that the model was trained for before.
+    pub original_ctx: u32,
+}
+
+/// Why no file was made.
+#[derive(Debug)]
+pub enum SynthError {
+    /// A matrix whose rows aren't whole blocks of its type.
+    Rows {
+        /// The tensor.
+        name: String,
+        /// Its columns.
+        cols: u32,
+        /// Its type.
+        ty: QuantType,
+    },
+    /// Heads that don't go together.
+    Shape(&'static str),
+    /// The vocabulary doesn't have as many tokens as the spec says.
+    Vocab {
+        /// What the spec says.
+        wanted: u32,
+        /// What the vocabulary has, or for the built-in one needs.
+        has: u32,
+    },
+    /// The disk.
+    Write(WriteError),
+}
+
+impl fmt::Display for SynthError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rows { name, cols, ty } => write!(
+                f,
+                "{name} can't be {ty}: its rows of {cols} values aren't whole blocks of {}; \
+                 choose another type or a multiple",
+                ty.block_len()
+            ),
+            Self::Shape(why) => f.write_str(why),
+            Self::Vocab { wanted, has } => write!(
+                f,
+                "a vocabulary of {wanted} tokens was asked for, but the tokenizer has {has}; \
+                 ask for that many"
+            ),
+            Self::Write(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for SynthError {}
+
+impl From<WriteError> for SynthError {
+    fn from(error: WriteError) -> Self {
+        Self::Write(error)
+    }
+}
+
+impl Spec {
+    /// A model of some hundred thousand weights in which every format and path has its place: 256
+    /// wide, FFN 512, 4 heads over 2, 2 layers; Gemma 3 gets 7, so that one is global.
+    pub fn small(arch: Arch, ty: QuantType, seed: u64) -> Self {
+        Self {
+            arch,
+            ty,
+            down_ty: ty,
+            embed_ty: ty,
+            d: 256,
+            layers: if arch == Arch::Gemma3 { 7 } else { 2 },
+            ff: 512,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            vocab: vocab::LEAST,
+            ctx: 512,
+            rope_base: if arch == Arch::Gemma3 { 1e6 } else { 1e4 },
+            window: 16,
+            activation: None,
+            tied: arch == Arch::Gemma3,
+            bias: false,
+            rope_scaling: None,
+            seed,
+        }
+    }
+
+    /// Bytes of tensor data the file will have.
+    ///
+    /// # Errors
+    /// As [`Spec::write`], the disk aside.
+    pub fn data_bytes(&self) -> Result<u64, SynthError> {
+        let mut header = Header::new();
+        for tensor in self.tensors()? {
+            header.tensor(&tensor.name, tensor.ty, &tensor.dims);
+        }
+        Ok(header.data_bytes())
+    }
+
+    /// Writes the model to `path` and returns the file's length. Holds one megabyte of it at a time.
+    ///
+    /// # Errors
+    /// The shape is impossible, the vocabulary doesn't fit, or the disk fails.
+    pub fn write(&self, vocab: &Vocab, path: &Path) -> Result<u64, SynthError> {
+        let tensors = self.tensors()?;
+        let mut header = Header::new();
+        self.metadata(&mut header);
+        vocab.put(self.vocab, &mut header)?;
+        for tensor in &tensors {
+            header.tensor(&tensor.name, tensor.ty, &tensor.dims);
+        }
+        let mut writer = header.create(path)?;
+        let mut buffer = vec![0; 1 << 20];
+        for tensor in &tensors {
+            self.fill(tensor, &mut buffer, &mut writer)?;
+        }
+        Ok(writer.finish()?)
+    }
+
+    fn metadata(&self, header: &mut Header) {
+        let arch = self.arch.name();
+        let key = |name: &str| format!("{arch}.{name}");
+        header.str("general.architecture", arch);
+        header.str("general.type", "model");
+        header.str(
+            "general.name",
+            format!("synthetic {arch} {} seed {}", self.ty, self.seed),
+        );
+        header.u32("general.quantization_version", 2);
+        header.u32("general.alignment", crate::gguf_write::ALIGNMENT as u32);
+        header.u32(&key("block_count"), self.layers);
+        header.u32(&key("context_length"), self.ctx);
+        header.u32(&key("embedding_length"), self.d);
+        header.u32(&key("feed_forward_length"), self.ff);
+        header.u32(&key("attention.head_count"), self.heads);
+        header.u32(&key("attention.head_count_kv"), self.kv_heads);
+        header.u32(&key("attention.key_length"), self.head_dim);
+        header.u32(&key("attention.value_length"), self.head_dim);
+        header.f32(&key("rope.freq_base"), self.rope_base);
+        header.u32(&key("vocab_size"), self.vocab);
+        if self.arch == Arch::Gemma3 {
+            header.f32(&key("attention.layer_norm_rms_epsilon"), 1e-6);
+            header.u32(&key("attention.sliding_window"), self.window);
+        } else {
+            header.f32(&key("attention.layer_norm_rms_epsilon"), 1e-5);
+            header.u32(&key("rope.dimension_count"), self.head_dim);
+        }
+        if let Some(activation) = self.activation {
+            header.str(&key("hidden_activation"), activation);
+        }
+    }
+
+    fn tensors(&self) -> Result<Vec<Tensor>, SynthError> {
+        let (d, ff) = (self.d, self.ff);
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(SynthError::Shape(
+                "the key/value heads must divide the heads",
+            ));
+        }
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
+            return Err(SynthError::Shape("a head has an even number of values"));
+        }
+        let Some((q, kv)) = self
+            .heads
+            .checked_mul(self.head_dim)
+            .and_then(|q| Some((q, self.kv_heads.checked_mul(self.head_dim)?)))
+        else {
+            return Err(SynthError::Shape("heads times values per head pass 2^32"));
+        };
+        let gemma = self.arch == Arch::Gemma3;
+        let mut list = List(Vec::new());
+        list.matrix("token_embd.weight", self.embed_ty, d, self.vocab)?;
+        if let Some(scaling) = self.rope_scaling {
+            let dims = vec![u64::from(self.head_dim / 2)];
+            let kind = Fill::RopeFactors(scaling);
+            let name = "rope_freqs.weight".to_owned();
+            list.0.push(Tensor {
+                name,
+                ty: QuantType::F32,
+                dims,
+                kind,
+            });
+        }
+        for layer in 0..self.layers {
+            let name = |part: &str| format!("blk.{layer}.{part}");
+            list.vector(name("attn_norm.weight"), Fill::Norm, d);
+            for (part, rows) in [("attn_q", q), ("attn_k", kv), ("attn_v", kv)] {
+                list.matrix(name(part) + ".weight", self.ty, d, rows)?;
+                if self.bias {
+                    list.vector(name(part) + ".bias", Fill::Bias, rows);
+                }
+            }
+            if gemma {
+                list.vector(name("attn_q_norm.weight"), Fill::Norm, self.head_dim);
+                list.vector(name("attn_k_norm.weight"), Fill::Norm, self.head_dim);
+            }
+            list.matrix(name("attn_output.weight"), self.ty, q, d)?;
+            if gemma {
+                list.vector(name("post_attention_norm.weight"), Fill::Norm, d);
+            }
+            list.vector(name("ffn_norm.weight"), Fill::Norm, d);
+            if self.arch != Arch::Arcee {
+                list.matrix(name("ffn_gate.weight"), self.ty, d, ff)?;
+            }
+            list.matrix(name("ffn_up.weight"), self.ty, d, ff)?;
+            list.matrix(name("ffn_down.weight"), self.down_ty, ff, d)?;
+            if gemma {
+                list.vector(name("post_ffw_norm.weight"), Fill::Norm, d);
+            }
+        }
+        list.vector("output_norm.weight".to_owned(), Fill::Norm, d);
+        if !self.tied {
+            list.matrix("output.weight", self.embed_ty, d, self.vocab)?;
+        }
+        Ok(list.0)
+    }
+
+    /// Each tensor has a random stream of its own, seeded by its name: the same tensor comes out
+    /// whatever else the model has.
+    fn fill(
+        &self,
+        tensor: &Tensor,
+        buffer: &mut [u8],
+        writer: &mut Writer,
+    ) -> Result<(), WriteError> {
+        let mut rng = Rng::new(self.seed, &tensor.name);
+        match tensor.kind {
+            Fill::Matrix => {
+                let std = 1.0 / (tensor.dims[0] as f32).sqrt();
+                let mut blocks = blocks::Source::new(tensor.ty, std, rng);
+                let block = tensor.ty.block_bytes();
+                let row = tensor.dims[0] as usize / tensor.ty.block_len() * block;
+                let mut left = tensor.dims[1] * row as u64;
+                let chunk = buffer.len() / block * block;
+                while left > 0 {
+                    let part = &mut buffer[..left.min(chunk as u64) as usize];
+                    blocks.fill(part);
+                    writer.write(part)?;
+                    left -= part.len() as u64;
+                }
+                Ok(())
+            }
+            Fill::Norm => write_floats(
+                writer,
+                (0..tensor.dims[0]).map(|_| 1.0 + 0.1 * rng.normal()),
+            ),
+            Fill::Bias => write_floats(writer, (0..tensor.dims[0]).map(|_| 0.3 * rng.normal())),
+            Fill::RopeFactors(scaling) => write_floats(
+                writer,
+                scaling.factors(self.head_dim, self.rope_base).into_iter(),
+            ),
+        }
+    }
+}
+
+struct Tensor {
+    name: String,
+    ty: QuantType,
+    dims: Vec<u64>,
+    kind: Fill,
+}
+
+#[derive(Clone, Copy)]
+enum Fill {
+    Matrix,
+    Norm,
+    Bias,
+    RopeFactors(RopeScaling),
+}
+
+struct List(Vec<Tensor>);
+
+impl List {
+    fn matrix(
+        &mut self,
+        name: impl Into<String>,
+        ty: QuantType,
+        cols: u32,
+        rows: u32,
+    ) -> Result<(), SynthError> {
+        let name = name.into();
+        if cols == 0 || rows == 0 {
+            return Err(SynthError::Shape("no dimension may be 0"));
+        }
+        if !(cols as usize).is_multiple_of(ty.block_len()) {
+            return Err(SynthError::Rows { name, cols, ty });
+        }
+        let dims = vec![cols.into(), rows.into()];
+        self.0.push(Tensor {
+            name,
+            ty,
+            dims,
+            kind: Fill::Matrix,
+        });
+        Ok(())
+    }
+
+    fn vector(&mut self, name: String, kind: Fill, len: u32) {
+        self.0.push(Tensor {
+            name,
+            ty: QuantType::F32,
+            dims: vec![len.into()],
+            kind,
+        });
+    }
+}
+
+fn write_floats(writer: &mut Writer, values: impl Iterator<Item = f32>) -> Result<(), WriteError> {
+    let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+    writer.write(&bytes)
+}
+
+impl RopeScaling {
+    /// What each of the `head_dim / 2` rotary frequencies is divided by: 1 where the wave is shorter
+    /// than a quarter of the original context, `factor` where it is longer than all of it, and in
+    /// between a blend that is linear in the number of waves the context holds.
+    fn factors(self, head_dim: u32, rope_base: f32) -> Vec<f32> {
+        const LOW: f64 = 1.0;
+        const HIGH: f64 = 4.0;
+        let half = head_dim / 2;
+        let step = 1.0 / root(rope_base.into(), half);
+        let mut frequency = 1.0f64;
+        let mut out = Vec::with_capacity(half as usize);
+        for _ in 0..half {
+            let waves = f64::from(self.original_ctx) * frequency / (2.0 * std::f64::consts::PI);
+            let factor = f64::from(self.factor);
+            out.push(if waves > HIGH {
+                1.0
+            } else if waves < LOW {
+                self.factor
+            } else {
+                let smooth = (waves - LOW) / (HIGH - LOW);
+                (1.0 / ((1.0 - smooth) / factor + smooth)) as f32
+            });
+            frequency *= step;
+        }
+        out
+    }
+}
+
+/// The `n`th root of `x` by Newton's method: the library's `powf` may differ between machines.
+fn root(x: f64, n: u32) -> f64 {
+    // From above the iteration falls steadily: it is done when it stops falling.
+    let mut guess = x.max(1.0);
+    loop {
+        let mut power = 1.0;
+        for _ in 1..n {
+            power *= guess;
+        }
+        let next = guess - (guess - x / power) / f64::from(n);
+        if next >= guess {
+            return guess;
+        }
+        guess = next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama_3_factors_turn_where_the_waves_say() {
+        // Llama 3.2 1B: base 500000, 64 values per head, factor 32 over 8192. Frequency i makes
+        // 8192 / 2 pi * 500000^(-i/32) waves: more than 4 up to i = 14, less than 1 from i = 18.
+        let scaling = RopeScaling {
+            factor: 32.0,
+            original_ctx: 8192,
+        };
+        let factors = scaling.factors(64, 500_000.0);
+        assert_eq!(factors.len(), 32);
+        assert!(factors[..15].iter().all(|&f| f == 1.0), "{factors:?}");
+        assert!(factors[18..].iter().all(|&f| f == 32.0), "{factors:?}");
+        assert!(
+            factors[15..18]
+                .windows(2)
+                .all(|w| 1.0 < w[0] && w[0] < w[1] && w[1] < 32.0),
+            "{factors:?}"
+        );
+    }
+
+    #[test]
+    fn roots_are_roots() {
+        for (x, n) in [
+            (10_000.0, 32),
+            (500_000.0, 64),
+            (1e6, 128),
+            (2.0, 1),
+            (1.0, 7),
+        ] {
+            assert!(
+                (root(x, n).powi(n as i32) / x - 1.0).abs() < 1e-12,
+                "{x} {n}"
+            );
+        }
+    }
+
+    #[test]
+    fn impossible_shapes_are_errors_that_say_what() {
+        let mut spec = Spec::small(Arch::Llama, QuantType::Q4_K, 1);
+        spec.d = 288;
+        let error = spec.data_bytes().unwrap_err().to_string();
+        assert!(
+            error.contains("token_embd.weight can't be Q4_K") && error.contains("288"),
+            "{error}"
+        );
+        let mut spec = Spec::small(Arch::Llama, QuantType::F32, 1);
+        spec.kv_heads = 3;
+        assert!(
+            spec.data_bytes()
+                .unwrap_err()
+                .to_string()
+                .contains("divide")
+        );
+    }
+}
