@@ -539,7 +539,7 @@ mod tests {
     fn big_and_small_writes_keep_their_order() {
         let scratch = Scratch::new("order");
         let path = scratch.0.join("a.gguf");
-        let data: Vec<u8> = (0..3 * BUFFER).map(|i| (i * 31 >> 4) as u8).collect();
+        let data: Vec<u8> = (0..3 * BUFFER).map(|i| ((i * 31) >> 4) as u8).collect();
         let mut header = Header::new();
         header.tensor("t", QuantType::F32, &[data.len() as u64 / 4]);
         let mut writer = header.create(&path).unwrap();
