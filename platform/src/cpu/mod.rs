@@ -18,6 +18,7 @@ mod error;
 mod isa;
 pub mod scalar;
 mod types;
+pub mod vector;
 
 pub use error::IsaError;
 pub use isa::Isa;
