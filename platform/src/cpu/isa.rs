@@ -9,6 +9,8 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// The same with AVX-VNNI (Alder Lake and its small cores, Zen 5).
+    AvxVnni,
     /// x86-64 with AVX-512 F, BW, VL, DQ, VNNI, next to AVX2, FMA and F16C.
     Avx512,
     /// AArch64 as of ARMv8.0 (Cortex-A53, A57, A72).
@@ -21,9 +23,10 @@ pub enum Isa {
 
 impl Isa {
     /// All of them; a later one is preferred where the machine has it.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Scalar,
         Self::Avx2,
+        Self::AvxVnni,
         Self::Avx512,
         Self::Neon,
         Self::NeonDot,
@@ -36,6 +39,7 @@ impl Isa {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avx-vnni",
             Self::Avx512 => "avx512",
             Self::Neon => "neon",
             Self::NeonDot => "neon-dot",
@@ -62,6 +66,8 @@ impl Isa {
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => Self::Avx2.available() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
                 Self::Avx2.available()

@@ -14,9 +14,12 @@
 //! however many tokens share the call, whatever the alignment, on whichever thread. `matvec` and
 //! `matmul` may differ from each other by rounding, and so may two instruction sets.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod error;
 mod isa;
 pub mod scalar;
+mod scales;
 mod types;
 pub mod vector;
 
@@ -71,6 +74,10 @@ impl Kernels {
         }
         let table = match isa {
             Isa::Scalar => scalar::TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2::TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => avx2::VNNI_TABLE,
             _ => return None,
         };
         Some(Self::of(isa, table))
