@@ -87,12 +87,17 @@ pub enum ComputeEvent {
 /// through shared memory; a CPU computes a bounded slice in `poll`, so that its caller can look at
 /// the storage between slices.
 pub trait Compute {
-    /// Enqueue. A full backend hands the work back.
+    /// Enqueue. `slots[i]` (`work.count` of them) holds piece `work.first + i`; the slots keep those
+    /// bytes until the work's [`ComputeEvent::Ended`], but the slice itself is only lent for the call.
+    /// Two works may be enqueued at once; they run, and end, in the order of submission.
     ///
     /// # Errors
-    /// The work itself, when the backend can take no more now.
-    fn submit(&mut self, work: Work) -> Result<(), Work>;
-    /// The next event, or `None` when there is none yet.
+    /// The work itself, when the backend can take no more now. A backend that is not
+    /// [`busy`](Compute::busy) takes at least one.
+    fn submit(&mut self, work: Work, slots: &[SlotId]) -> Result<(), Work>;
+    /// The next event, or `None` when there is none yet. While work is submitted the loop calls this
+    /// and the storage's `poll` in turn without blocking: a backend that computes elsewhere may wait
+    /// here for a few microseconds instead of being asked again at once.
     fn poll(&mut self) -> Option<ComputeEvent>;
     /// True while submitted work has not ended.
     fn busy(&self) -> bool;

@@ -8,6 +8,11 @@ pub struct PieceId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SlotId(pub u32);
 
+impl SlotId {
+    /// No slot: what a table of homes says of a piece that is not in memory.
+    pub const NONE: SlotId = SlotId(u32::MAX);
+}
+
 /// A read in flight. Ids are reused once the read has ended.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ReadId(pub u16);
