@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use argh::FromArgs;
 use leanstream::synth::vocab::{self, Vocab};
 use leanstream::synth::{Arch, RopeScaling, Spec};
+use leanstream_core::gguf::Gguf;
 use leanstream_core::quant::QuantType;
 
 /// Make a GGUF model of random weights: same arguments, same bytes, on every machine.
@@ -73,6 +74,9 @@ struct Args {
     /// other seed, other weights (default 0)
     #[argh(option, default = "0")]
     seed: u64,
+    /// copy the tokenizer of this GGUF file
+    #[argh(option)]
+    tokenizer_from: Option<PathBuf>,
     /// the file to make
     #[argh(option, short = 'o', long = "output")]
     output: PathBuf,
@@ -93,7 +97,21 @@ fn main() -> ExitCode {
 }
 
 fn make(args: &Args) -> Result<u64, Box<dyn std::error::Error>> {
-    let (tokens, vocab) = (vocab::LEAST, Vocab::BuiltIn);
+    let donor = args
+        .tokenizer_from
+        .as_deref()
+        .map(std::fs::read)
+        .transpose()?;
+    let donor = match &donor {
+        Some(bytes) => {
+            Some(Gguf::parse(bytes, bytes.len() as u64).map_err(|e| format!("tokenizer: {e}"))?)
+        }
+        None => None,
+    };
+    let (tokens, vocab) = match &donor {
+        Some(model) => (vocab::tokens_of(model), Vocab::Of(model)),
+        None => (vocab::LEAST, Vocab::BuiltIn),
+    };
     let small = Spec::small(args.arch, args.ty, args.seed);
     let spec = Spec {
         down_ty: args.down_type.unwrap_or(args.ty),

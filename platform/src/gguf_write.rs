@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use leanstream_core::gguf::{Value, ValueType};
 use leanstream_core::quant::QuantType;
 
 /// Tensor data starts at multiples of this many bytes: GGUF's default, so no key names it.
@@ -52,24 +53,6 @@ impl std::error::Error for WriteError {
     }
 }
 
-/// GGUF's ids of value types.
-#[derive(Clone, Copy)]
-enum Kind {
-    U8 = 0,
-    I8 = 1,
-    U16 = 2,
-    I16 = 3,
-    U32 = 4,
-    I32 = 5,
-    F32 = 6,
-    Bool = 7,
-    Str = 8,
-    Array = 9,
-    U64 = 10,
-    I64 = 11,
-    F64 = 12,
-}
-
 /// The header of a file to be: metadata and the list of tensors, in the order of their data.
 ///
 /// Keys and tensor names must be unique; asking twice is the caller's mistake and panics.
@@ -89,68 +72,37 @@ struct Tensor {
     bytes: u64,
 }
 
-macro_rules! scalars {
-    ($($(#[$doc:meta])* $method:ident, $many:ident, $ty:ty, $kind:expr;)*) => {$(
-        $(#[$doc])*
-        pub fn $method(&mut self, key: &str, value: $ty) -> &mut Self {
-            self.key(key, $kind);
-            self.metadata.extend_from_slice(&value.to_le_bytes());
-            self
-        }
-
-        /// The same, an array of them.
-        pub fn $many(&mut self, key: &str, values: impl IntoIterator<Item = $ty>) -> &mut Self {
-            self.array(key, $kind, values, |to, value| to.extend_from_slice(&value.to_le_bytes()))
-        }
-    )*};
-}
-
 impl Header {
     /// An empty header.
     pub fn new() -> Self {
         Self::default()
     }
 
-    scalars! {
-        /// An unsigned value of 8 bits.
-        u8, u8s, u8, Kind::U8;
-        /// A signed value of 8 bits.
-        i8, i8s, i8, Kind::I8;
-        /// An unsigned value of 16 bits.
-        u16, u16s, u16, Kind::U16;
-        /// A signed value of 16 bits.
-        i16, i16s, i16, Kind::I16;
-        /// An unsigned value of 32 bits: what most counts and ids are stored as.
-        u32, u32s, u32, Kind::U32;
-        /// A signed value of 32 bits.
-        i32, i32s, i32, Kind::I32;
-        /// An unsigned value of 64 bits.
-        u64, u64s, u64, Kind::U64;
-        /// A signed value of 64 bits.
-        i64, i64s, i64, Kind::I64;
-        /// A single.
-        f32, f32s, f32, Kind::F32;
-        /// A double.
-        f64, f64s, f64, Kind::F64;
+    /// Any value, such as one of another file.
+    pub fn value(&mut self, key: &str, value: &Value<'_>) -> &mut Self {
+        self.key(key, value.ty());
+        put_value(&mut self.metadata, value);
+        self
+    }
+
+    /// An unsigned number of 32 bits: what counts and ids are.
+    pub fn u32(&mut self, key: &str, value: u32) -> &mut Self {
+        self.value(key, &Value::U32(value))
+    }
+
+    /// A single.
+    pub fn f32(&mut self, key: &str, value: f32) -> &mut Self {
+        self.value(key, &Value::F32(value))
     }
 
     /// A truth value.
     pub fn bool(&mut self, key: &str, value: bool) -> &mut Self {
-        self.key(key, Kind::Bool);
-        self.metadata.push(value.into());
-        self
-    }
-
-    /// An array of truth values.
-    pub fn bools(&mut self, key: &str, values: impl IntoIterator<Item = bool>) -> &mut Self {
-        self.array(key, Kind::Bool, values, |to, value| to.push(value.into()))
+        self.value(key, &Value::Bool(value))
     }
 
     /// A string: bytes, since tokenizers hold some that aren't UTF-8.
     pub fn str(&mut self, key: &str, value: impl AsRef<[u8]>) -> &mut Self {
-        self.key(key, Kind::Str);
-        put_str(&mut self.metadata, value.as_ref());
-        self
+        self.value(key, &Value::Str(value.as_ref()))
     }
 
     /// An array of strings.
@@ -159,8 +111,22 @@ impl Header {
         key: &str,
         values: impl IntoIterator<Item = S>,
     ) -> &mut Self {
-        self.array(key, Kind::Str, values, |to, value| {
+        self.array(key, ValueType::Str, values, |to, value| {
             put_str(to, value.as_ref())
+        })
+    }
+
+    /// An array of signed numbers of 32 bits.
+    pub fn i32s(&mut self, key: &str, values: impl IntoIterator<Item = i32>) -> &mut Self {
+        self.array(key, ValueType::I32, values, |to, value| {
+            to.extend(value.to_le_bytes())
+        })
+    }
+
+    /// An array of singles.
+    pub fn f32s(&mut self, key: &str, values: impl IntoIterator<Item = f32>) -> &mut Self {
+        self.array(key, ValueType::F32, values, |to, value| {
+            to.extend(value.to_le_bytes())
         })
     }
 
@@ -262,35 +228,25 @@ impl Header {
         out
     }
 
-    fn key(&mut self, key: &str, kind: Kind) {
+    fn key(&mut self, key: &str, ty: ValueType) {
         assert!(
             !self.keys.iter().any(|k| &**k == key),
             "two values for {key}"
         );
         self.keys.push(key.into());
         put_str(&mut self.metadata, key.as_bytes());
-        self.metadata
-            .extend_from_slice(&(kind as u32).to_le_bytes());
+        self.metadata.extend_from_slice(&(ty as u32).to_le_bytes());
     }
 
     fn array<T>(
         &mut self,
         key: &str,
-        kind: Kind,
+        ty: ValueType,
         values: impl IntoIterator<Item = T>,
         put: impl Fn(&mut Vec<u8>, T),
     ) -> &mut Self {
-        self.key(key, Kind::Array);
-        self.metadata
-            .extend_from_slice(&(kind as u32).to_le_bytes());
-        let count_at = self.metadata.len();
-        self.metadata.extend_from_slice(&[0; 8]);
-        let mut count = 0u64;
-        for value in values {
-            put(&mut self.metadata, value);
-            count += 1;
-        }
-        self.metadata[count_at..count_at + 8].copy_from_slice(&count.to_le_bytes());
+        self.key(key, ValueType::Array);
+        put_array(&mut self.metadata, ty, values, put);
         self
     }
 }
@@ -434,6 +390,47 @@ impl Drop for Writer {
     }
 }
 
+/// A value without its type.
+fn put_value(to: &mut Vec<u8>, value: &Value<'_>) {
+    match *value {
+        Value::U8(v) => to.push(v),
+        Value::I8(v) => to.extend(v.to_le_bytes()),
+        Value::U16(v) => to.extend(v.to_le_bytes()),
+        Value::I16(v) => to.extend(v.to_le_bytes()),
+        Value::U32(v) => to.extend(v.to_le_bytes()),
+        Value::I32(v) => to.extend(v.to_le_bytes()),
+        Value::U64(v) => to.extend(v.to_le_bytes()),
+        Value::I64(v) => to.extend(v.to_le_bytes()),
+        Value::F32(v) => to.extend(v.to_le_bytes()),
+        Value::F64(v) => to.extend(v.to_le_bytes()),
+        Value::Bool(v) => to.push(v.into()),
+        Value::Str(v) => put_str(to, v),
+        Value::Array(array) => {
+            put_array(to, array.element_type(), array.values(), |to, v| {
+                put_value(to, &v)
+            });
+        }
+    }
+}
+
+/// Element type, count, elements.
+fn put_array<T>(
+    to: &mut Vec<u8>,
+    ty: ValueType,
+    values: impl IntoIterator<Item = T>,
+    put: impl Fn(&mut Vec<u8>, T),
+) {
+    to.extend((ty as u32).to_le_bytes());
+    let count_at = to.len();
+    to.extend([0; 8]);
+    let mut count = 0u64;
+    for value in values {
+        put(to, value);
+        count += 1;
+    }
+    to[count_at..count_at + 8].copy_from_slice(&count.to_le_bytes());
+}
+
 fn put_str(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
     to.extend_from_slice(bytes);
@@ -471,6 +468,7 @@ fn open_locked(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use leanstream_core::gguf::Gguf;
 
     /// A directory of its own for one test, removed with what is in it.
     struct Scratch(PathBuf);
@@ -533,6 +531,64 @@ mod tests {
         want.resize(want.len().next_multiple_of(32), 0);
         assert_eq!(fs::read(&path).unwrap(), want);
         assert_eq!(len, want.len() as u64);
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_and_copied() {
+        let scratch = Scratch::new("copy");
+        let path = scratch.0.join("a.gguf");
+        let mut header = Header::new();
+        for value in [
+            Value::U8(1),
+            Value::I8(-2),
+            Value::U16(3),
+            Value::I16(-4),
+            Value::U32(5),
+            Value::I32(-6),
+            Value::U64(7),
+            Value::I64(-8),
+            Value::F32(9.5),
+            Value::F64(-10.5),
+            Value::Bool(true),
+            Value::Str(b"\xff text"),
+        ] {
+            header.value(value.ty().name(), &value);
+        }
+        header
+            .strs("strings", ["", "b"])
+            .i32s("ints", [-1, 2])
+            .f32s("floats", [0.5]);
+        header.tensor("t", QuantType::F32, &[3, 2]);
+        let mut writer = header.create(&path).unwrap();
+        writer.write(&[7; 24]).unwrap();
+        writer.finish().unwrap();
+
+        let first = fs::read(&path).unwrap();
+        let gguf = Gguf::parse(&first, first.len() as u64).unwrap();
+        let mut copy = Header::new();
+        for (key, value) in gguf.metadata() {
+            copy.value(key, &value);
+        }
+        let tensor = gguf.tensor("t").unwrap();
+        copy.tensor(tensor.name, tensor.ty, &tensor.dims[..2]);
+        let mut writer = copy.create(&path).unwrap();
+        writer
+            .write(&first[tensor.offset as usize..][..tensor.bytes as usize])
+            .unwrap();
+        writer.finish().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), first);
+
+        assert_eq!(gguf.key_count(), 15);
+        assert_eq!(gguf.get("int16").and_then(|v| v.as_i64()), Some(-4));
+        assert_eq!(gguf.get("float64").and_then(|v| v.as_f32()), Some(-10.5));
+        assert_eq!(
+            gguf.get("string").and_then(|v| v.as_bytes()),
+            Some(&b"\xff text"[..])
+        );
+        let array = |key| gguf.get(key).and_then(|v| v.as_array()).unwrap();
+        assert!(array("strings").strings().unwrap().eq([&b""[..], b"b"]));
+        assert!(array("ints").i32s().unwrap().eq([-1, 2]));
+        assert!(array("floats").f32s().unwrap().eq([0.5]));
     }
 
     #[test]

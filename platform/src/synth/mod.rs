@@ -188,7 +188,7 @@ impl Spec {
     ///
     /// # Errors
     /// The shape is impossible, the vocabulary doesn't fit, or the disk fails.
-    pub fn write(&self, vocab: &Vocab, path: &Path) -> Result<u64, SynthError> {
+    pub fn write(&self, vocab: &Vocab<'_>, path: &Path) -> Result<u64, SynthError> {
         let tensors = self.tensors()?;
         let mut header = Header::new();
         self.metadata(&mut header);

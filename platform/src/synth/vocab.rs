@@ -1,12 +1,16 @@
-//! The tokenizer of a made-up model: a small byte-level vocabulary.
+//! The tokenizer of a made-up model: a small byte-level vocabulary, or another model's.
+
+use leanstream_core::gguf::Gguf;
 
 use super::SynthError;
 use crate::gguf_write::Header;
 
 /// Where the tokens come from.
-pub enum Vocab {
+pub enum Vocab<'a> {
     /// Every byte, some English merges and the ChatML marks; the rest is filled with unused tokens.
     BuiltIn,
+    /// All `tokenizer.*` metadata of this model.
+    Of(&'a Gguf<'a>),
 }
 
 /// Special tokens, from id 0; the bytes follow from id 3, in order.
@@ -57,7 +61,7 @@ const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const UNUSED: i32 = 5;
 
-impl Vocab {
+impl Vocab<'_> {
     /// Adds the `tokenizer.*` keys for `tokens` tokens.
     pub(super) fn put(&self, tokens: u32, header: &mut Header) -> Result<(), SynthError> {
         match self {
@@ -69,8 +73,17 @@ impl Vocab {
                 built_in(tokens, header);
                 Ok(())
             }
+            Self::Of(model) => copy(model, tokens, header),
         }
     }
+}
+
+/// How many tokens a model's tokenizer has.
+pub fn tokens_of(model: &Gguf<'_>) -> u32 {
+    let tokens = model
+        .get("tokenizer.ggml.tokens")
+        .and_then(|value| value.as_array());
+    tokens.map_or(0, |tokens| tokens.len().try_into().unwrap_or(u32::MAX))
 }
 
 fn built_in(tokens: u32, header: &mut Header) {
@@ -114,6 +127,20 @@ fn byte_char(byte: u8) -> char {
     let before = (0..byte).filter(|&b| !printable(b)).count();
     char::from_u32(0x100 + before as u32)
         .unwrap_or_else(|| unreachable!("68 bytes are unprintable"))
+}
+
+fn copy(model: &Gguf<'_>, wanted: u32, header: &mut Header) -> Result<(), SynthError> {
+    let has = tokens_of(model);
+    if has != wanted {
+        return Err(SynthError::Vocab { wanted, has });
+    }
+    for (key, value) in model
+        .metadata()
+        .filter(|(key, _)| key.starts_with("tokenizer."))
+    {
+        header.value(key, &value);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
