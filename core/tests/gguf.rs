@@ -187,6 +187,31 @@ fn a_prefix_asks_for_more() {
     assert_eq!(Gguf::parse(&page, file_len).unwrap().tensors().count(), 3);
 }
 
+/// A caller that maps as little as it is told to must not end up parsing once per string.
+#[test]
+fn a_prefix_grows_in_few_steps() {
+    let words: Vec<_> = (0..20_000).map(|i| string(format!("word {i}"))).collect();
+    let file = Build::new().raw("words", 9, &array(8, &words)).file();
+    let (mut mapped, mut steps) = (0, 0);
+    while let Err(error) = Gguf::parse(&file[..mapped], file.len() as u64) {
+        let GgufError::NeedMore { bytes } = error else {
+            panic!("{error}");
+        };
+        mapped = bytes as usize;
+        steps += 1;
+    }
+    assert!(steps <= 10, "{steps} steps to {} bytes", file.len());
+}
+
+/// Both keys have one hash (FNV-1a, 32 bits), and are two keys all the same.
+#[test]
+fn keys_that_collide() {
+    let file = Build::new().u32("costarring", 1).u32("liquid", 2).file();
+    let gguf = parse(&file);
+    assert_eq!(gguf.get("costarring").unwrap().as_u32(), Some(1));
+    assert_eq!(gguf.get("liquid").unwrap().as_u32(), Some(2));
+}
+
 /// Keys past the index are found by walking, over arrays too.
 #[test]
 fn more_keys_than_are_indexed() {

@@ -1,0 +1,58 @@
+//! Writes small sound files into `corpus/gguf`, so that the fuzzer begins behind the magic.
+
+use std::{fs, path::Path};
+
+#[allow(dead_code)]
+#[path = "../../tests/build/mod.rs"]
+mod build;
+
+use build::{Build, array, sample, string};
+
+fn main() -> std::io::Result<()> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/gguf");
+    fs::create_dir_all(&corpus)?;
+    let write = |name: &str, file: Vec<u8>| fs::write(corpus.join(name), file);
+
+    let mut old = sample();
+    old.version = 2;
+    write("sample", sample().file())?;
+    write("version-2", old.file())?;
+    write("empty", Build::new().file())?;
+    write(
+        "one-key",
+        Build::new().str("general.architecture", "llama").file(),
+    )?;
+    write("one-tensor", Build::new().tensor("a", &[1], 0, 4).file())?;
+    write("shard-name", b"model-00002-of-00003.gguf".to_vec())?;
+
+    let shard = Build::new()
+        .raw("split.no", 2, &1u16.to_le_bytes())
+        .raw("split.count", 2, &3u16.to_le_bytes())
+        .raw("split.tensors.count", 5, &2i32.to_le_bytes());
+    write("shard", shard.tensor("a", &[1], 0, 4).file())?;
+
+    let mut aligned = Build::new();
+    aligned.alignment = 128;
+    write(
+        "aligned",
+        aligned
+            .u32("general.alignment", 128)
+            .tensor("a", &[1], 0, 4)
+            .file(),
+    )?;
+
+    // One tensor of each type that can be decoded.
+    let mut typed = Build::new();
+    for ty in leanstream_core::quant::QuantType::ALL {
+        let (len, bytes) = (ty.block_len() as u64, ty.block_bytes() as u64);
+        typed = typed.tensor(ty.name(), &[2 * len, 3], ty as u32, 6 * bytes);
+    }
+    write("types", typed.file())?;
+
+    // More keys than the parser's index holds.
+    let mut keys = Build::new();
+    for i in 0..150 {
+        keys = keys.raw(format!("{i}"), 9, &array(8, &[string("x")]));
+    }
+    write("keys", keys.file())
+}
