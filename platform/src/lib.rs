@@ -4,5 +4,6 @@ pub mod arena;
 pub mod cpu;
 pub mod gguf_write;
 pub mod io;
+pub mod run;
 pub mod synth;
 pub mod text;

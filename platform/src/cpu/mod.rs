@@ -14,6 +14,7 @@
 //! however many tokens share the call, whatever the alignment, on whichever thread. `matvec` and
 //! `matmul` may differ from each other by rounding, and so may two instruction sets.
 
+pub mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod error;

@@ -16,6 +16,8 @@ mod norm;
 mod reduce;
 mod softmax;
 
+pub(crate) use exp::{exp_lanes, tanh_lanes};
+
 use super::{Isa, Kernels};
 
 /// An instruction set that this machine was seen to have. One byte; copy it freely.

@@ -17,7 +17,6 @@ pub(crate) mod portable;
 pub(crate) const LANES_MAX: usize = 16;
 
 /// One vector of `N` floats on one ISA.
-#[allow(dead_code)]
 pub(crate) trait Lanes: Copy {
     /// Floats in a vector; divides [`LANES_MAX`].
     const N: usize;
