@@ -1,6 +1,8 @@
 //! leanstream on Linux: the drivers of [`leanstream_core`] and what the command line is made of.
 
+pub mod alloc;
 pub mod arena;
+pub mod budget;
 pub mod cpu;
 pub mod gguf_write;
 pub mod io;

@@ -1,0 +1,235 @@
+//! How fast is this device? Measured the way a run reads: the model's own files, the same backend.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leanstream_core::port::{ReadCommand, ReadOutcome, Storage};
+use leanstream_core::units::{Extent, FileId, PieceId, ReadId, SlotId};
+
+use super::{Backend, OpenError, Options, ReadError, Source};
+use crate::arena::{Arena, SLOT_ALIGN};
+
+/// Reads of a latency measurement, one after the other.
+const LATENCY_READS: usize = 256;
+
+/// Bytes of each.
+const LATENCY_BYTES: u32 = 4096;
+
+/// Wait for a read at most this long before looking at the clock again.
+const WAIT_US: u32 = 10_000;
+
+/// A measurement that couldn't be finished.
+#[derive(Debug)]
+pub enum ProbeError {
+    /// The backend doesn't open.
+    Open(OpenError),
+    /// No memory for the blocks.
+    Arena(std::io::Error),
+    /// No file holds even one block.
+    TooSmall {
+        /// Bytes of a block.
+        block: u32,
+    },
+    /// A read failed.
+    Read(ReadError),
+    /// A fault injector made a read corrupt.
+    Corrupt,
+}
+
+impl std::fmt::Display for ProbeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Open(error) => error.fmt(f),
+            Self::Arena(error) => write!(f, "no memory for the read blocks: {error}"),
+            Self::TooSmall { block } => {
+                write!(f, "no file is as long as one block of {block} bytes")
+            }
+            Self::Read(error) => error.fmt(f),
+            Self::Corrupt => f.write_str("the injected faults made a read corrupt"),
+        }
+    }
+}
+
+impl std::error::Error for ProbeError {}
+
+/// Sequential reading, measured.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bandwidth {
+    /// Bytes that arrived.
+    pub bytes: u64,
+    /// How long that took.
+    pub elapsed: Duration,
+    /// How it was read, like `uring+direct`.
+    pub io_mode: String,
+}
+
+impl Bandwidth {
+    /// Bytes per second.
+    pub fn bytes_per_s(&self) -> f64 {
+        self.bytes as f64 / self.elapsed.as_secs_f64()
+    }
+}
+
+/// Single small reads at scattered places, measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Latency {
+    /// Half of the reads were faster.
+    pub median: Duration,
+    /// All but one in a hundred were faster.
+    pub p99: Duration,
+}
+
+/// Read whole blocks one after the other, wrapping around at the end of the model, for about
+/// `duration`, with `options.depth` reads in flight. Takes `depth * block` bytes of memory.
+///
+/// # Errors
+/// [`ProbeError`].
+///
+/// # Panics
+/// When `block` is 0 or no multiple of [`SLOT_ALIGN`] and the source's alignment.
+pub fn bandwidth(
+    source: &Arc<Source>,
+    options: &Options,
+    block: u32,
+    duration: Duration,
+) -> Result<Bandwidth, ProbeError> {
+    let mut places = Places::new(source, block).ok_or(ProbeError::TooSmall { block })?;
+    let mut backend = open(source, options, options.depth, block)?;
+    let start = Instant::now();
+    for slot in 0..options.depth {
+        backend.start(command(slot, places.next()));
+    }
+    let (mut bytes, mut in_flight) = (0, options.depth);
+    while in_flight > 0 {
+        while let Some((read, outcome)) = backend.poll() {
+            check(&backend, outcome)?;
+            bytes += u64::from(block);
+            if start.elapsed() < duration {
+                backend.start(command(read.0, places.next()));
+            } else {
+                in_flight -= 1;
+            }
+        }
+        if in_flight > 0 {
+            backend.wait(WAIT_US);
+        }
+    }
+    Ok(Bandwidth {
+        bytes,
+        elapsed: start.elapsed(),
+        io_mode: backend.io_mode(),
+    })
+}
+
+/// Time single reads of 4 KiB (or the device's alignment, if more) scattered over the model, or of
+/// the whole of a smaller file's blocks again and again.
+///
+/// # Errors
+/// [`ProbeError`].
+pub fn latency(source: &Arc<Source>, options: &Options) -> Result<Latency, ProbeError> {
+    let block = LATENCY_BYTES.max(source.align());
+    let mut places = Places::new(source, block).ok_or(ProbeError::TooSmall { block })?;
+    let mut backend = open(source, options, 1, block)?;
+    let mut times = Vec::with_capacity(LATENCY_READS);
+    for _ in 0..LATENCY_READS {
+        let start = Instant::now();
+        backend.start(command(0, places.jump()));
+        let outcome = loop {
+            match backend.poll() {
+                Some((_, outcome)) => break outcome,
+                None => backend.wait(WAIT_US),
+            }
+        };
+        times.push(start.elapsed());
+        check(&backend, outcome)?;
+    }
+    times.sort_unstable();
+    Ok(Latency {
+        median: times[LATENCY_READS / 2],
+        p99: times[LATENCY_READS * 99 / 100],
+    })
+}
+
+fn open(
+    source: &Arc<Source>,
+    options: &Options,
+    depth: u16,
+    block: u32,
+) -> Result<Backend, ProbeError> {
+    assert!(
+        (block as usize).is_multiple_of(SLOT_ALIGN),
+        "blocks of {block} bytes"
+    );
+    let arena = Arena::new(depth.into(), block as usize).map_err(ProbeError::Arena)?;
+    let options = Options { depth, ..*options };
+    Backend::new(Arc::clone(source), Arc::new(arena), &options).map_err(ProbeError::Open)
+}
+
+fn command(slot: u16, extent: Extent) -> ReadCommand {
+    ReadCommand {
+        read: ReadId(slot),
+        slot: SlotId(slot.into()),
+        piece: PieceId(0),
+        extent,
+    }
+}
+
+fn check(backend: &Backend, outcome: ReadOutcome) -> Result<(), ProbeError> {
+    match outcome {
+        ReadOutcome::Filled => Ok(()),
+        ReadOutcome::Corrupt => Err(ProbeError::Corrupt),
+        ReadOutcome::Failed => {
+            let error = backend.last_error();
+            Err(ProbeError::Read(error.expect("a failed read has a reason")))
+        }
+    }
+}
+
+/// Whole blocks of the files, in order or scattered.
+struct Places {
+    /// Whole blocks in each file.
+    blocks: Box<[u64]>,
+    total: u64,
+    block: u32,
+    at: u64,
+}
+
+impl Places {
+    fn new(source: &Source, block: u32) -> Option<Self> {
+        let files = source.files().iter();
+        let blocks: Box<[u64]> = files.map(|f| f.len() / u64::from(block)).collect();
+        let total = blocks.iter().sum();
+        (total > 0).then_some(Self {
+            blocks,
+            total,
+            block,
+            at: 0,
+        })
+    }
+
+    fn next(&mut self) -> Extent {
+        let extent = self.extent(self.at);
+        self.at = (self.at + 1) % self.total;
+        extent
+    }
+
+    /// Steps of the golden ratio come evenly over the whole without coming twice to one place soon.
+    fn jump(&mut self) -> Extent {
+        self.at = self.at.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        self.extent(self.at % self.total)
+    }
+
+    fn extent(&self, mut index: u64) -> Extent {
+        for (file, &blocks) in (0..).zip(&self.blocks) {
+            if index < blocks {
+                return Extent {
+                    file: FileId(file),
+                    offset: index * u64::from(self.block),
+                    len: self.block,
+                };
+            }
+            index -= blocks;
+        }
+        unreachable!("the index is less than the number of blocks")
+    }
+}

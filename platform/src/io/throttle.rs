@@ -1,0 +1,162 @@
+//! Storage as slow as one wants: what would this model do on an SD card?
+//!
+//! The device imitated has one channel of `bytes_per_s` that reads pass one after the other, and a
+//! latency before each read's first byte during which other reads may pass. A read ends no earlier
+//! than that device would end it, and no earlier than the real one does.
+
+use std::fmt;
+
+use leanstream_core::port::{Geometry, ReadCommand, ReadOutcome, Storage};
+use leanstream_core::units::ReadId;
+
+use super::hold::{Clock, Holds, Monotonic};
+use crate::budget::{SizeError, parse_size};
+
+/// How slow.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Limits {
+    /// Bytes per second through the channel, or as fast as the device.
+    pub bytes_per_s: Option<u64>,
+    /// Microseconds before a read's first byte.
+    pub latency_us: u32,
+}
+
+/// Why a limit can't be understood.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LimitsError {
+    /// The bytes per second.
+    Rate(SizeError),
+    /// A rate of zero.
+    Zero,
+    /// The latency.
+    Latency(String),
+}
+
+impl fmt::Display for LimitsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rate(error) => write!(f, "read limit: {error}"),
+            Self::Zero => f.write_str("read limit: at 0 bytes per second nothing would ever end"),
+            Self::Latency(text) => write!(
+                f,
+                "read limit: '{text}' is no latency; write microseconds or milliseconds, \
+                 like 80us or 2ms"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for LimitsError {}
+
+impl Limits {
+    /// Parse `300M` (bytes per second, binary units as everywhere) or `300M,80us`.
+    ///
+    /// # Errors
+    /// What couldn't be understood, and the accepted forms.
+    pub fn parse(text: &str) -> Result<Self, LimitsError> {
+        let (rate, latency) = match text.split_once(',') {
+            Some((rate, latency)) => (rate, Some(latency)),
+            None => (text, None),
+        };
+        let bytes_per_s = parse_size(rate, None).map_err(LimitsError::Rate)?;
+        if bytes_per_s == 0 {
+            return Err(LimitsError::Zero);
+        }
+        let latency_us = latency.map_or(Ok(0), parse_latency)?;
+        Ok(Self {
+            bytes_per_s: Some(bytes_per_s),
+            latency_us,
+        })
+    }
+
+    /// True when nothing is slowed down.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+fn parse_latency(text: &str) -> Result<u32, LimitsError> {
+    let bad = || LimitsError::Latency(text.into());
+    let (digits, us) = match (text.strip_suffix("us"), text.strip_suffix("ms")) {
+        (Some(digits), _) => (digits, 1),
+        (_, Some(digits)) => (digits, 1000),
+        _ => return Err(bad()),
+    };
+    // `parse` would take a sign.
+    if !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(bad());
+    }
+    let number: u32 = digits.parse().map_err(|_| bad())?;
+    number.checked_mul(us).ok_or_else(bad)
+}
+
+/// The middleware. Without limits it only passes calls on.
+#[derive(Debug)]
+pub struct Throttle<S, C = Monotonic> {
+    inner: S,
+    limits: Limits,
+    clock: C,
+    holds: Holds,
+    /// When the channel has passed all that was started.
+    free_ns: u64,
+}
+
+impl<S: Storage, C: Clock> Throttle<S, C> {
+    /// Slow `inner` down to `limits`.
+    pub fn new(inner: S, limits: Limits, clock: C) -> Self {
+        Self {
+            holds: Holds::new(inner.geometry().reads_max),
+            inner,
+            limits,
+            clock,
+            free_ns: 0,
+        }
+    }
+
+    /// What is slowed down.
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// When a read of `len` bytes that starts now is through.
+    fn due(&mut self, len: u32) -> u64 {
+        let ready = self.clock.now_ns() + u64::from(self.limits.latency_us) * 1000;
+        let Some(rate) = self.limits.bytes_per_s else {
+            return ready;
+        };
+        let passing = u128::from(len) * 1_000_000_000 / u128::from(rate);
+        let passing = u64::try_from(passing).unwrap_or(u64::MAX);
+        self.free_ns = self.free_ns.max(ready).saturating_add(passing);
+        self.free_ns
+    }
+}
+
+impl<S: Storage, C: Clock> Storage for Throttle<S, C> {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn start(&mut self, command: ReadCommand) {
+        if !self.limits.is_none() {
+            let due = self.due(command.extent.len);
+            self.holds.started(command.read, due);
+        }
+        self.inner.start(command);
+    }
+
+    fn poll(&mut self) -> Option<(ReadId, ReadOutcome)> {
+        if self.limits.is_none() {
+            return self.inner.poll();
+        }
+        self.holds.collect(&mut self.inner);
+        self.holds.pop(self.clock.now_ns())
+    }
+
+    fn wait(&mut self, timeout_us: u32) {
+        if self.limits.is_none() {
+            self.inner.wait(timeout_us);
+        } else {
+            self.holds.wait(&mut self.inner, &self.clock, timeout_us);
+        }
+    }
+}
