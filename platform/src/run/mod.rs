@@ -1,4 +1,15 @@
-//! What a running model keeps between tokens, and the operations that depend on positions.
+//! Running a model inside a budget: loading, planning memory, and passes over the weights.
 
+pub mod attend;
+pub mod buffers;
+pub mod cells;
+pub mod compute;
 pub mod kv;
+pub mod memory;
+pub mod meter;
+pub mod model;
+pub mod pass;
 pub mod rope;
+pub mod score;
+pub mod seats;
+pub mod session;

@@ -4,26 +4,27 @@ use super::exp::exp_lanes;
 use super::lanes::Lanes;
 
 super::multiversion! {
-    /// SwiGLU: `out[i] = gate[i] / (1 + e^-gate[i]) * up[i]`. Shapes: all (n). Within 1e-6 of itself.
+    /// SwiGLU, in place: `gate[i]` becomes `gate[i] / (1 + e^-gate[i]) * up[i]`. Shapes: both (n). Within
+    /// 1e-6 of itself.
     ///
     /// # Panics
     /// The lengths differ.
-    pub fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) = silu_body;
+    pub fn silu_mul(gate: &mut [f32], up: &[f32]) = silu_body;
 
-    /// GEGLU with GELU's tanh form:
-    /// `out[i] = gate[i] / 2 * (1 + tanh(sqrt(2 / pi) (gate[i] + 0.044715 gate[i]^3))) * up[i]`.
-    /// Shapes: all (n). Computed in f32 throughout, within 2e-6 of itself where it isn't tiny; a
+    /// GEGLU with GELU's tanh form, in place: `gate[i]` becomes
+    /// `gate[i] / 2 * (1 + tanh(sqrt(2 / pi) (gate[i] + 0.044715 gate[i]^3))) * up[i]`.
+    /// Shapes: both (n). Computed in f32 throughout, within 2e-6 of itself where it isn't tiny; a
     /// program that looks the function up in a table of half floats will differ in the fourth digit.
     ///
     /// # Panics
     /// The lengths differ.
-    pub fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) = gelu_body;
+    pub fn gelu_tanh_mul(gate: &mut [f32], up: &[f32]) = gelu_body;
 
-    /// ReGLU: `out[i] = max(gate[i], 0) * up[i]`. Shapes: all (n).
+    /// ReGLU, in place: `gate[i]` becomes `max(gate[i], 0) * up[i]`. Shapes: both (n).
     ///
     /// # Panics
     /// The lengths differ.
-    pub fn relu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) = relu_body;
+    pub fn relu_mul(gate: &mut [f32], up: &[f32]) = relu_body;
 
     /// Squared ReLU, without a gate: `x[i] = max(x[i], 0)^2`. Shapes: `x` (n).
     pub fn relu_sq(x: &mut [f32]) = relu_sq_body;
@@ -64,36 +65,33 @@ impl Curve for Relu {
 }
 
 #[inline(always)]
-fn gated<L: Lanes, C: Curve>(l: L, gate: &[f32], up: &[f32], out: &mut [f32]) {
+fn gated<L: Lanes, C: Curve>(l: L, gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "as many gates as inputs");
-    assert_eq!(gate.len(), out.len(), "as many outputs as inputs");
     let whole = gate.len() - gate.len() % L::N;
-    let (gate, gate_rest) = gate.split_at(whole);
+    let (gate, gate_rest) = gate.split_at_mut(whole);
     let (up, up_rest) = up.split_at(whole);
-    let (out, out_rest) = out.split_at_mut(whole);
-    let inputs = gate.chunks_exact(L::N).zip(up.chunks_exact(L::N));
-    for ((gate, up), out) in inputs.zip(out.chunks_exact_mut(L::N)) {
-        l.put(out, l.mul(C::of(l, l.take(gate)), l.take(up)));
+    for (gate, up) in gate.chunks_exact_mut(L::N).zip(up.chunks_exact(L::N)) {
+        l.put(gate, l.mul(C::of(l, l.take(gate)), l.take(up)));
     }
-    if !out_rest.is_empty() {
+    if !gate_rest.is_empty() {
         let y = C::of(l, l.take_part(gate_rest, 0.0));
-        l.put_part(out_rest, l.mul(y, l.take_part(up_rest, 0.0)));
+        l.put_part(gate_rest, l.mul(y, l.take_part(up_rest, 0.0)));
     }
 }
 
 #[inline(always)]
-fn silu_body<L: Lanes>(l: L, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    gated::<L, Silu>(l, gate, up, out);
+fn silu_body<L: Lanes>(l: L, gate: &mut [f32], up: &[f32]) {
+    gated::<L, Silu>(l, gate, up);
 }
 
 #[inline(always)]
-fn gelu_body<L: Lanes>(l: L, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    gated::<L, Gelu>(l, gate, up, out);
+fn gelu_body<L: Lanes>(l: L, gate: &mut [f32], up: &[f32]) {
+    gated::<L, Gelu>(l, gate, up);
 }
 
 #[inline(always)]
-fn relu_body<L: Lanes>(l: L, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    gated::<L, Relu>(l, gate, up, out);
+fn relu_body<L: Lanes>(l: L, gate: &mut [f32], up: &[f32]) {
+    gated::<L, Relu>(l, gate, up);
 }
 
 #[inline(always)]
@@ -125,19 +123,21 @@ mod tests {
             for len in LENGTHS {
                 let gate = random.floats(len, 12.0);
                 let up = random.floats(len, 2.0);
-                let mut out = vec![f32::NAN; len];
                 let wide = |i: usize| (f64::from(gate[i]), f64::from(up[i]));
-                v.silu_mul(&gate, &up, &mut out);
+                let mut out = gate.clone();
+                v.silu_mul(&mut out, &up);
                 for (i, got) in out.iter().enumerate() {
                     let (g, u) = wide(i);
                     close(*got, silu(g) * u, 1e-6, 1e-30);
                 }
-                v.gelu_tanh_mul(&gate, &up, &mut out);
+                let mut out = gate.clone();
+                v.gelu_tanh_mul(&mut out, &up);
                 for (i, got) in out.iter().enumerate() {
                     let (g, u) = wide(i);
                     close(*got, gelu(g) * u, 2e-6, 1e-7);
                 }
-                v.relu_mul(&gate, &up, &mut out);
+                let mut out = gate.clone();
+                v.relu_mul(&mut out, &up);
                 for (i, got) in out.iter().enumerate() {
                     assert_eq!(*got, gate[i].max(0.0) * up[i]);
                 }
@@ -154,11 +154,12 @@ mod tests {
     fn far_inputs_saturate_without_nan() {
         for v in Vector::available() {
             let gate = [-1e30, -200.0, -90.0, 90.0, 200.0, 1e6];
-            let mut out = [f32::NAN; 6];
-            v.silu_mul(&gate, &[1.0; 6], &mut out);
+            let mut out = gate;
+            v.silu_mul(&mut out, &[1.0; 6]);
             assert!(out[..3].iter().all(|y| y.abs() < 1e-30), "{v:?} {out:?}");
             assert_eq!(out[3..], [90.0, 200.0, 1e6], "{v:?}");
-            v.gelu_tanh_mul(&gate, &[1.0; 6], &mut out);
+            let mut out = gate;
+            v.gelu_tanh_mul(&mut out, &[1.0; 6]);
             assert!(out[..3].iter().all(|y| y.abs() < 1e-30), "{v:?} {out:?}");
             assert_eq!(out[3..], [90.0, 200.0, 1e6], "{v:?}");
         }
@@ -167,12 +168,14 @@ mod tests {
     #[test]
     fn nan_is_not_hidden() {
         for v in Vector::available() {
-            let mut out = [0.0; 20];
-            v.silu_mul(&[f32::NAN; 20], &[1.0; 20], &mut out);
+            let mut out = [f32::NAN; 20];
+            v.silu_mul(&mut out, &[1.0; 20]);
             assert!(out.iter().all(|y| y.is_nan()), "{v:?}");
-            v.gelu_tanh_mul(&[f32::NAN; 20], &[1.0; 20], &mut out);
+            let mut out = [f32::NAN; 20];
+            v.gelu_tanh_mul(&mut out, &[1.0; 20]);
             assert!(out.iter().all(|y| y.is_nan()), "{v:?}");
-            v.relu_mul(&[f32::NAN; 20], &[1.0; 20], &mut out);
+            let mut out = [f32::NAN; 20];
+            v.relu_mul(&mut out, &[1.0; 20]);
             assert!(out.iter().all(|y| y.is_nan()), "{v:?}");
             let mut x = [f32::NAN; 20];
             v.relu_sq(&mut x);

@@ -1,0 +1,14 @@
+//! `arcee`: Llama's blocks with an ungated feed-forward, `down(relu(up x)^2)`.
+
+use super::{Activation, Arch, Hyper, Model, PlanError, Sink, llama};
+
+const ARCH: &str = "arcee";
+
+pub(super) fn plan<'a>(
+    model: &Model<'_, 'a>,
+    sink: &mut impl Sink,
+) -> Result<Hyper, PlanError<'a>> {
+    let hyper = llama::hyper(model, ARCH, Arch::Arcee, Activation::ReluSquared)?;
+    llama::describe(model, sink, &hyper)?;
+    Ok(hyper)
+}

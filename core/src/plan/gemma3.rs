@@ -1,0 +1,137 @@
+//! `gemma3`: Gemma 3's text decoder.
+//!
+//! Norms before and after both halves of a block, norms of query and key heads, a sliding window in
+//! five layers of six with a rotary base of their own, embeddings scaled by the root of their width,
+//! a tied head. The converter has added the 1 to the norms' weights.
+
+use super::{
+    Activation, Arch, Hyper, Linear, Model, Op, PlanError, Rope, RopeStyle, Sink, StepPlan,
+};
+use crate::plan::llama::libm_sqrt;
+
+const ARCH: &str = "gemma3";
+
+/// The largest Gemma 3 (27B) scales its scores by the width of a head as `d / heads`, not as its
+/// keys' width. It is told by its number of blocks, as llama.cpp does.
+const LAYERS_27B: u32 = 62;
+
+pub(super) fn plan<'a>(
+    model: &Model<'_, 'a>,
+    sink: &mut impl Sink,
+) -> Result<Hyper, PlanError<'a>> {
+    let (d, layers, heads, kv_heads, head_dim) = model.shape(ARCH)?;
+    let score_width = if layers == LAYERS_27B {
+        (d / heads).max(1)
+    } else {
+        head_dim
+    };
+    let hyper = Hyper {
+        arch: Arch::Gemma3,
+        layers,
+        d,
+        ff: model.size(ARCH, "feed_forward_length")?,
+        heads,
+        kv_heads,
+        head_dim,
+        vocab: model.vocab(d)?,
+        context: model.size(ARCH, "context_length")?,
+        eps: model.real_or(ARCH, "attention.layer_norm_rms_epsilon", None)?,
+        rope_style: RopeStyle::Halves,
+        rope_dims: model.rope_dims(ARCH, head_dim)?,
+        rope: Rope {
+            base: model.real_or(ARCH, "rope.freq_base", Some(1_000_000.0))?,
+            scale: model.rope_scale(ARCH)?,
+        },
+        rope_local: Rope {
+            base: model.real_or(ARCH, "rope.freq_base_swa", Some(10_000.0))?,
+            scale: 1.0,
+        },
+        window: model.size_or(ARCH, "attention.sliding_window", Some(0))?,
+        window_period: model.size_or(ARCH, "attention.sliding_window_pattern", Some(6))?,
+        attn_scale: 1.0 / libm_sqrt(score_width as f32),
+        embed_scale: libm_sqrt(d as f32),
+        logit_softcap: model.real_or(ARCH, "final_logit_softcapping", Some(0.0))?,
+        act: model.activation(ARCH, Activation::Gelu)?,
+        tied: !model.has("output.weight"),
+    };
+    let ff = hyper.ff;
+    let embedding = model.embedding(sink, &hyper)?;
+    sink.step(StepPlan {
+        op: Op::Embed,
+        linears: [None; 3],
+    });
+    for layer in 0..layers {
+        let at = Some(layer);
+        let norm = model.vector(sink, at, "attn_norm.weight", d)?;
+        let q = model.linear(
+            sink,
+            layer,
+            ("attn_q.weight", "attn_q.bias"),
+            hyper.q_dim(),
+            d,
+        )?;
+        let k = model.linear(
+            sink,
+            layer,
+            ("attn_k.weight", "attn_k.bias"),
+            hyper.kv_dim(),
+            d,
+        )?;
+        let v = model.linear(
+            sink,
+            layer,
+            ("attn_v.weight", "attn_v.bias"),
+            hyper.kv_dim(),
+            d,
+        )?;
+        sink.step(StepPlan {
+            op: Op::Qkv { norm },
+            linears: [q, k, v],
+        });
+        let q_norm = Some(model.vector(sink, at, "attn_q_norm.weight", head_dim)?);
+        let k_norm = Some(model.vector(sink, at, "attn_k_norm.weight", head_dim)?);
+        sink.step(StepPlan {
+            op: Op::Attend {
+                layer,
+                q_norm,
+                k_norm,
+            },
+            linears: [None; 3],
+        });
+        let out = model.linear(
+            sink,
+            layer,
+            ("attn_output.weight", "attn_output.bias"),
+            d,
+            hyper.q_dim(),
+        )?;
+        let post = Some(model.vector(sink, at, "post_attention_norm.weight", d)?);
+        sink.step(StepPlan {
+            op: Op::Out { post },
+            linears: [out, None, None],
+        });
+        let norm = model.vector(sink, at, "ffn_norm.weight", d)?;
+        let gate = model.linear(sink, layer, ("ffn_gate.weight", "ffn_gate.bias"), ff, d)?;
+        let up = model.linear(sink, layer, ("ffn_up.weight", "ffn_up.bias"), ff, d)?;
+        sink.step(StepPlan {
+            op: Op::Up { norm },
+            linears: [gate, up, None],
+        });
+        let down = model.linear(sink, layer, ("ffn_down.weight", "ffn_down.bias"), d, ff)?;
+        let post = Some(model.vector(sink, at, "post_ffw_norm.weight", d)?);
+        sink.step(StepPlan {
+            op: Op::Down { post },
+            linears: [down, None, None],
+        });
+    }
+    let norm = model.vector(sink, None, "output_norm.weight", d)?;
+    let matrix = match model.matrix_opt(sink, None, "output.weight", hyper.vocab, d)? {
+        Some(matrix) => matrix,
+        None => embedding,
+    };
+    sink.step(StepPlan {
+        op: Op::Head { norm },
+        linears: [Some(Linear { matrix, bias: None }), None, None],
+    });
+    Ok(hyper)
+}

@@ -1,0 +1,190 @@
+//! `llama`: Llama 1 to 3, SmolLM, TinyLlama, Mistral and what shares their shape.
+//!
+//! Pre-norm blocks, grouped-query attention, gated feed-forward (`llama.hidden_activation` may name
+//! another activation than SiLU), optional biases, tied or untied head. Mixtures of experts carry
+//! the same architecture name and are refused.
+
+use super::{
+    Activation, Arch, Hyper, Linear, Model, Op, PlanError, Rope, RopeStyle, Sink, StepPlan,
+};
+
+const ARCH: &str = "llama";
+
+pub(super) fn plan<'a>(
+    model: &Model<'_, 'a>,
+    sink: &mut impl Sink,
+) -> Result<Hyper, PlanError<'a>> {
+    if model
+        .size_or(ARCH, "expert_count", Some(1))
+        .is_ok_and(|experts| experts > 1)
+    {
+        return Err(PlanError::Unsupported(
+            "a mixture of experts (llama.expert_count)",
+        ));
+    }
+    let hyper = hyper(
+        model,
+        ARCH,
+        Arch::Llama,
+        model.activation(ARCH, Activation::Silu)?,
+    )?;
+    describe(model, sink, &hyper)?;
+    Ok(hyper)
+}
+
+/// Hyper-parameters as `llama` and its relatives name them.
+pub(super) fn hyper<'a>(
+    model: &Model<'_, 'a>,
+    arch: &'static str,
+    kind: Arch,
+    act: Activation,
+) -> Result<Hyper, PlanError<'a>> {
+    let (d, layers, heads, kv_heads, head_dim) = model.shape(arch)?;
+    let rope = Rope {
+        base: model.real_or(arch, "rope.freq_base", Some(10_000.0))?,
+        scale: model.rope_scale(arch)?,
+    };
+    Ok(Hyper {
+        arch: kind,
+        layers,
+        d,
+        ff: model.size(arch, "feed_forward_length")?,
+        heads,
+        kv_heads,
+        head_dim,
+        vocab: model.vocab(d)?,
+        context: model.size(arch, "context_length")?,
+        eps: model.real_or(arch, "attention.layer_norm_rms_epsilon", None)?,
+        rope_style: RopeStyle::Adjacent,
+        rope_dims: model.rope_dims(arch, head_dim)?,
+        rope,
+        rope_local: rope,
+        window: 0,
+        window_period: 1,
+        attn_scale: model.real_or(
+            arch,
+            "attention.scale",
+            Some(1.0 / libm_sqrt(head_dim as f32)),
+        )?,
+        embed_scale: model.real_or(arch, "embedding_scale", Some(1.0))?,
+        logit_softcap: 0.0,
+        act,
+        tied: !model.has("output.weight"),
+    })
+}
+
+/// The steps of `llama` and of its relatives without a gate.
+pub(super) fn describe<'a>(
+    model: &Model<'_, 'a>,
+    sink: &mut impl Sink,
+    hyper: &Hyper,
+) -> Result<(), PlanError<'a>> {
+    let &Hyper { d, ff, .. } = hyper;
+    let embedding = model.embedding(sink, hyper)?;
+    sink.step(StepPlan {
+        op: Op::Embed,
+        linears: [None; 3],
+    });
+    model.rope_factors(sink, hyper)?;
+    for layer in 0..hyper.layers {
+        let at = Some(layer);
+        let norm = model.vector(sink, at, "attn_norm.weight", d)?;
+        let q = model.linear(
+            sink,
+            layer,
+            ("attn_q.weight", "attn_q.bias"),
+            hyper.q_dim(),
+            d,
+        )?;
+        let k = model.linear(
+            sink,
+            layer,
+            ("attn_k.weight", "attn_k.bias"),
+            hyper.kv_dim(),
+            d,
+        )?;
+        let v = model.linear(
+            sink,
+            layer,
+            ("attn_v.weight", "attn_v.bias"),
+            hyper.kv_dim(),
+            d,
+        )?;
+        sink.step(StepPlan {
+            op: Op::Qkv { norm },
+            linears: [q, k, v],
+        });
+        sink.step(StepPlan {
+            op: Op::Attend {
+                layer,
+                q_norm: None,
+                k_norm: None,
+            },
+            linears: [None; 3],
+        });
+        let out = model.linear(
+            sink,
+            layer,
+            ("attn_output.weight", "attn_output.bias"),
+            d,
+            hyper.q_dim(),
+        )?;
+        sink.step(StepPlan {
+            op: Op::Out { post: None },
+            linears: [out, None, None],
+        });
+        let norm = model.vector(sink, at, "ffn_norm.weight", d)?;
+        let up = model.linear(sink, layer, ("ffn_up.weight", "ffn_up.bias"), ff, d)?;
+        let linears = if hyper.act.gated() {
+            [
+                model.linear(sink, layer, ("ffn_gate.weight", "ffn_gate.bias"), ff, d)?,
+                up,
+                None,
+            ]
+        } else {
+            [up, None, None]
+        };
+        sink.step(StepPlan {
+            op: Op::Up { norm },
+            linears,
+        });
+        let down = model.linear(sink, layer, ("ffn_down.weight", "ffn_down.bias"), d, ff)?;
+        sink.step(StepPlan {
+            op: Op::Down { post: None },
+            linears: [down, None, None],
+        });
+    }
+    let norm = model.vector(sink, None, "output_norm.weight", d)?;
+    let matrix = match model.matrix_opt(sink, None, "output.weight", hyper.vocab, d)? {
+        Some(matrix) => matrix,
+        None => embedding,
+    };
+    sink.step(StepPlan {
+        op: Op::Head { norm },
+        linears: [Some(Linear { matrix, bias: None }), None, None],
+    });
+    Ok(())
+}
+
+/// Square root by Newton's method in f64: `core` has none without std.
+pub(super) fn libm_sqrt(x: f32) -> f32 {
+    let x = f64::from(x);
+    let mut root = x.max(1.0);
+    for _ in 0..64 {
+        root = 0.5 * (root + x / root);
+    }
+    root as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::libm_sqrt;
+
+    #[test]
+    fn square_roots_are_exact_where_they_can_be() {
+        for n in [1u32, 4, 64, 128, 256, 576, 640, 4096] {
+            assert_eq!(libm_sqrt(n as f32), (n as f64).sqrt() as f32, "{n}");
+        }
+        assert_eq!(libm_sqrt(0.25), 0.5);
+    }
+}

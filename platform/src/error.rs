@@ -1,0 +1,144 @@
+//! What can go wrong, by what a script should do about it: each kind has an exit code of its own.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// An error with its way out. [`Error::exit_code`] is the process's exit code.
+#[derive(Debug)]
+pub enum Error {
+    /// The command line asks for something that doesn't exist or doesn't go together.
+    Usage(String),
+    /// A model file that can't be used: not a GGUF, damaged, of an unsupported kind.
+    Model {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and the way out.
+        why: String,
+    },
+    /// The budget is below what this run needs at least.
+    Budget {
+        /// The budget that was given.
+        budget: u64,
+        /// The least that would do.
+        least: u64,
+        /// Who would hold what, as printed lines.
+        table: String,
+    },
+    /// A file or device that can't be read or written.
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was being done to it.
+        what: &'static str,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// Anything else that stops a run.
+    Runtime(String),
+    /// A signal asked the program to stop.
+    Signal(i32),
+    /// The reader of our output has gone.
+    ClosedPipe,
+}
+
+impl Error {
+    /// 1 runtime, 2 usage, 3 model file, 4 budget, 5 I/O, 128 + signal, 141 closed pipe.
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            Self::Runtime(_) => 1,
+            Self::Usage(_) => 2,
+            Self::Model { .. } => 3,
+            Self::Budget { .. } => 4,
+            Self::Io { .. } => 5,
+            Self::Signal(signal) => 128 + signal,
+            Self::ClosedPipe => 141,
+        }
+    }
+
+    /// A model error.
+    pub fn model(path: &Path, why: impl fmt::Display) -> Self {
+        Self::Model {
+            path: path.to_owned(),
+            why: why.to_string(),
+        }
+    }
+
+    /// An I/O error.
+    pub fn io(path: &Path, what: &'static str, source: std::io::Error) -> Self {
+        Self::Io {
+            path: path.to_owned(),
+            what,
+            source,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(why) | Self::Runtime(why) => f.write_str(why),
+            Self::Model { path, why } => write!(f, "{}: {why}", path.display()),
+            Self::Budget {
+                budget,
+                least,
+                table,
+            } => write!(
+                f,
+                "the budget of {} is too small: at least {} is needed (--budget {}M)\n{table}",
+                mib(*budget),
+                mib(*least),
+                least.div_ceil(1 << 20)
+            ),
+            Self::Io { path, what, source } => {
+                write!(f, "{}: cannot {what}: {source}", path.display())
+            }
+            Self::Signal(signal) => write!(f, "stopped by signal {signal}"),
+            Self::ClosedPipe => f.write_str("the reader of the output has gone"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// Bytes as people read them.
+pub fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scripts branch on these; a changed code breaks them silently.
+    #[test]
+    fn exit_codes_are_fixed() {
+        let io = || std::io::Error::from(std::io::ErrorKind::NotFound);
+        let cases = [
+            (Error::Runtime(String::new()), 1),
+            (Error::Usage(String::new()), 2),
+            (Error::model(Path::new("m"), "x"), 3),
+            (
+                Error::Budget {
+                    budget: 1,
+                    least: 2,
+                    table: String::new(),
+                },
+                4,
+            ),
+            (Error::io(Path::new("m"), "read it", io()), 5),
+            (Error::Signal(2), 130),
+            (Error::Signal(15), 143),
+            (Error::ClosedPipe, 141),
+        ];
+        for (error, code) in cases {
+            assert_eq!(error.exit_code(), code, "{error}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The compute port on the CPU: each step's work as a short sequence of tasks for the pool.
+//!
+//! `submit` starts the first task, and every `poll` computes one chunk on the calling thread, so
+//! that the caller looks at the storage between chunks while the other threads go on.
+
+use std::sync::Arc;
+
+use leanstream_core::plan::Op;
+use leanstream_core::port::{Compute, ComputeEvent, Work};
+use leanstream_core::units::SlotId;
+
+use super::pass::{Order, Phase, Shared, split};
+use crate::pool::Pool;
+
+/// Works that may be queued: one runs, one waits, so that the pool goes on without a turn of the loop.
+const WORKS_MAX: usize = 2;
+
+/// Tokens of a chunk in the phases that go token by token.
+const TOKENS_PER_CHUNK: u32 = 4;
+
+/// The CPU as a [`Compute`] backend.
+pub struct Cpu {
+    pool: Pool<Shared>,
+    works: [Option<Work>; WORKS_MAX],
+    /// Phase of the first work that runs now.
+    running: Option<Phase>,
+}
+
+impl Cpu {
+    /// A backend on `pool`.
+    pub fn new(pool: Pool<Shared>) -> Self {
+        Self {
+            pool,
+            works: [None; WORKS_MAX],
+            running: None,
+        }
+    }
+
+    /// What the threads work on.
+    pub fn shared(&self) -> &Arc<Shared> {
+        self.pool.job()
+    }
+
+    /// The phases of `work`'s step, in order; `from` is the one before.
+    fn next_phase(&self, work: Work, from: Option<Phase>) -> Option<Phase> {
+        let op = self.shared().steps[work.step.0 as usize].op;
+        match (op, from) {
+            (Op::Embed, None) => Some(Phase::Embed),
+            (Op::Attend { .. }, None) => Some(Phase::Store),
+            (Op::Attend { .. }, Some(Phase::Store)) => Some(Phase::Attend),
+            (Op::Embed | Op::Attend { .. }, _) => None,
+            (_, None) if work.opens => Some(Phase::Input),
+            (_, None | Some(Phase::Input)) => Some(Phase::Rows),
+            (Op::Out { .. } | Op::Down { .. }, Some(Phase::Rows)) if work.closes => {
+                Some(Phase::Add)
+            }
+            _ => None,
+        }
+    }
+
+    /// Starts `phase` of `work`.
+    fn begin(&mut self, work: Work, phase: Phase) {
+        let shared = Arc::clone(self.pool.job());
+        let step = &shared.steps[work.step.0 as usize];
+        let tokens = shared.batch.tokens() as u32;
+        let mut order = Order {
+            phase,
+            step: work.step.0,
+            first: work.first.0,
+            split: TOKENS_PER_CHUNK,
+        };
+        let chunks = match phase {
+            // A tied embedding's piece or a row of it: little work, and seldom more than one.
+            Phase::Embed => work.count,
+            Phase::Attend => {
+                let Op::Attend { layer, .. } = step.op else {
+                    unreachable!("only attention attends")
+                };
+                shared.attention.units(&shared, layer) as u32
+            }
+            Phase::Rows => {
+                let rows = step
+                    .linears
+                    .iter()
+                    .flatten()
+                    .map(|linear| shared.matrices[linear.matrix.0 as usize].rows_per_piece)
+                    .max()
+                    .expect("a step with pieces has matrices");
+                order.split = split(work.count, rows, self.pool.threads() as u32);
+                work.count * order.split
+            }
+            Phase::Input if shared.one_logit(step) => 1,
+            Phase::Input | Phase::Store | Phase::Add => tokens.div_ceil(TOKENS_PER_CHUNK),
+        };
+        self.pool.begin(order.task(chunks));
+        self.running = Some(phase);
+    }
+}
+
+impl Compute for Cpu {
+    fn submit(&mut self, work: Work, slots: &[SlotId]) -> Result<(), Work> {
+        let free = self.works.iter_mut().find(|slot| slot.is_none());
+        *free.ok_or(work)? = Some(work);
+        self.pool.job().seats.set(work.first, slots);
+        if self.running.is_none() {
+            let phase = self.next_phase(work, None).expect("every work has a phase");
+            self.begin(work, phase);
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Option<ComputeEvent> {
+        let phase = self.running?;
+        if self.pool.step() || !self.pool.ended() {
+            std::hint::spin_loop();
+            return None;
+        }
+        let work = self.works[0].expect("a running phase has its work");
+        if let Some(next) = self.next_phase(work, Some(phase)) {
+            self.begin(work, next);
+            return None;
+        }
+        self.works = [self.works[1].take(), None];
+        self.running = None;
+        if let Some(next) = self.works[0] {
+            let phase = self.next_phase(next, None).expect("every work has a phase");
+            self.begin(next, phase);
+        }
+        Some(ComputeEvent::Ended(work))
+    }
+
+    fn busy(&self) -> bool {
+        self.running.is_some()
+    }
+}

@@ -1,0 +1,258 @@
+//! Who holds what of the budget, decided before anything is allocated.
+//!
+//! Whatever a run can't do without comes first: the program, the tokenizer, the KV cache, the
+//! activations of one token. What is left is shared between a larger prompt batch (each batch reads
+//! every weight once) and the arena (what fits there is not read again).
+
+use leanstream_core::ledger::{Kind, Ledger};
+use leanstream_core::plan::pieces::{self, SlotChoice};
+use leanstream_core::stream::tables;
+use leanstream_core::units::{Piece, SlotId};
+
+use super::attend::Attention;
+use super::buffers::Buffers;
+use super::kv::{KvError, KvType};
+use super::model::{Info, Weights};
+use super::pass::SCORE_ROWS;
+use super::score::Score;
+use crate::cpu::Scratch;
+use crate::error::{Error, mib};
+
+/// Prompt tokens that share one reading of the weights, at most.
+pub const BATCH_MAX: u32 = 512;
+
+/// Stack of a compute thread. Kernels keep their tiles in registers and scratch.
+pub const STACK_BYTES: usize = 128 << 10;
+
+/// Slots have a size between these, unless a row is longer.
+const SLOT_BYTES_LEAST: u32 = 32 << 10;
+const SLOT_BYTES_MOST: u32 = 512 << 10;
+
+/// Slots are whole pages.
+const PAGE: u32 = 4096;
+
+/// What one request costs the device, in bytes that it could have read meanwhile; measured with
+/// `leanstream bench` on virtual disks and in line with eMMC and NVMe data sheets.
+const REQUEST_COST: u32 = 32 << 10;
+
+/// Slots below which nothing can be kept in flight while something is computed.
+const SLOTS_LEAST: u32 = 6;
+
+/// Bytes of reads in flight that keep a device busy, and the fewest and most reads.
+const FLIGHT_BYTES: u32 = 2 << 20;
+const READS: std::ops::RangeInclusive<u32> = 4..=32;
+
+/// What a storage backend holds beside the slots: the rings' pages, or its threads' stacks.
+const READ_BUFFERS: u64 = 256 << 10;
+
+/// What the run asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Bytes the process may hold.
+    pub budget: u64,
+    /// Bytes it holds already: program, tokenizer, resident vectors.
+    pub held: u64,
+    /// Positions of the KV cache.
+    pub context: u32,
+    /// Tokens of the longest prompt, as far as known: a larger batch would be wasted.
+    pub prompt: u32,
+    /// Largest batch, or as large as the budget suggests.
+    pub batch: Option<u32>,
+    /// Whether every token's logits are scored.
+    pub score: bool,
+    /// Compute threads.
+    pub threads: u32,
+    /// Type of its elements.
+    pub kv_type: KvType,
+    /// Alignment of reads.
+    pub align: u32,
+    /// Reads in flight, or as many as the device needs.
+    pub queue_depth: Option<u16>,
+}
+
+/// What was decided.
+#[derive(Clone, Debug)]
+pub struct MemoryPlan {
+    /// Who holds what.
+    pub ledger: Ledger,
+    /// Tokens of a prompt batch.
+    pub batch: u32,
+    /// Slots of the arena.
+    pub slots: u32,
+    /// Bytes of each.
+    pub slot_bytes: u32,
+    /// Reads in flight.
+    pub reads_max: u16,
+    /// Pieces that a pass uses.
+    pub planned: u32,
+    /// Pieces of an embedding matrix that no step multiplies by.
+    pub loose: u32,
+}
+
+/// Decides.
+///
+/// # Errors
+/// [`Error::Budget`] with the table and the least budget.
+pub fn plan(info: &Info, weights: &Weights, request: &Request) -> Result<MemoryPlan, Error> {
+    let most = request
+        .batch
+        .unwrap_or(BATCH_MAX)
+        .min(BATCH_MAX)
+        .clamp(1, request.prompt.max(1));
+    // Batches of whole register tiles first; then the few-token ones for very small budgets.
+    let sizes = (1..=most / 16)
+        .rev()
+        .map(|n| n * 16)
+        .chain([8, 4, 2, 1])
+        .filter(|n| *n <= most);
+    let sizes = std::iter::once(most).chain(sizes);
+    let all = arena_for_everything(weights, request);
+    let mut last = None;
+    for batch in sizes {
+        let candidate = with_batch(info, weights, request, batch)
+            .map_err(|error| Error::Usage(format!("--kv-type and -c: {error}")))?;
+        let arena = candidate.ledger.get(Kind::Arena);
+        let scratch = candidate.ledger.get(Kind::Scratch);
+        if candidate.ledger.check(request.budget).is_ok()
+            && (arena >= all || scratch <= arena / 4 || batch <= 16)
+        {
+            return Ok(candidate);
+        }
+        last = Some(candidate);
+    }
+    let least = last.expect("a batch of one was tried");
+    if least.ledger.check(request.budget).is_ok() {
+        return Ok(least);
+    }
+    Err(Error::Budget {
+        budget: request.budget,
+        least: least.ledger.total(),
+        table: table(&least.ledger),
+    })
+}
+
+/// The ledger as printed lines.
+pub fn table(ledger: &Ledger) -> String {
+    let mut out = String::new();
+    for (kind, bytes) in ledger.iter() {
+        out.push_str(&format!("  {:<13}{:>12}\n", kind.name(), mib(bytes)));
+    }
+    out.push_str(&format!("  {:<13}{:>12}", "total", mib(ledger.total())));
+    out
+}
+
+/// Arena bytes with which nothing is read twice.
+fn arena_for_everything(weights: &Weights, request: &Request) -> u64 {
+    let choice = choose(weights, request, u64::MAX);
+    u64::from(choice.pieces) * u64::from(choice.slot_bytes)
+}
+
+fn choose(weights: &Weights, request: &Request, arena: u64) -> SlotChoice {
+    // At least 48 slots where the budget is small, so that a few long pieces don't fill it.
+    let most = (arena / 48).clamp(u64::from(SLOT_BYTES_LEAST), u64::from(SLOT_BYTES_MOST)) as u32;
+    let unit = PAGE.max(request.align);
+    pieces::choose_slot(
+        &weights.matrices,
+        SLOT_BYTES_LEAST,
+        most,
+        unit,
+        request.align,
+        REQUEST_COST,
+    )
+}
+
+/// A plan with a given batch; its arena is what is left, or the least there must be.
+fn with_batch(
+    info: &Info,
+    weights: &Weights,
+    request: &Request,
+    batch: u32,
+) -> Result<MemoryPlan, KvError> {
+    let kv_bytes = Attention::bytes(&info.hyper, request.context, batch, request.kv_type)?;
+    let mut ledger = Ledger::new();
+    let tokens = u64::from(batch);
+    let threads = u64::from(request.threads);
+    let mut add = |kind, bytes| {
+        // Sizes of a checked model and a context below 2^32 don't pass 64 bits.
+        ledger.add(kind, bytes).expect("a ledger of possible sizes");
+    };
+    let tokenizer = info.tokenizer.table_bytes();
+    add(
+        Kind::Program,
+        request
+            .held
+            .saturating_sub(tokenizer + weights.vectors.bytes()),
+    );
+    add(Kind::Tokenizer, tokenizer);
+    add(Kind::Vectors, weights.vectors.bytes());
+    add(Kind::KvCache, kv_bytes);
+    let buffers = Buffers::bytes(&info.hyper, tokens);
+    let widest = weights.matrices.iter().map(|m| m.cols).max().unwrap_or(0) as usize;
+    let tile = if request.score {
+        tokens * SCORE_ROWS as u64 * 4
+    } else {
+        0
+    };
+    let score = if request.score {
+        Score::bytes(tokens, threads)
+    } else {
+        0
+    };
+    let thread = Scratch::bytes_for(widest) as u64
+        + 4 * Attention::scratch_floats(&info.hyper) as u64
+        + tile;
+    // The sampler's candidates: a token and a weight for each.
+    let sampler = u64::from(info.hyper.vocab) * 8;
+    add(Kind::Scratch, buffers + score + threads * thread + sampler);
+    add(Kind::ReadBuffers, READ_BUFFERS);
+    add(Kind::Stacks, threads * STACK_BYTES as u64);
+    add(Kind::Text, 128 << 10);
+    // Page tables, the kernel's own structures and the allocator's rounding grow with what is held.
+    add(Kind::Margin, (512 << 10) + request.budget / 128);
+
+    let left = ledger.left(request.budget);
+    let choice = choose(weights, request, left);
+    let loose = loose_pieces(info, weights, request, choice.slot_bytes);
+    let planned = choice.pieces - loose;
+    let plan_bytes = |slots: u64| {
+        let pieces = u64::from(choice.pieces) + tokens;
+        let each = size_of::<Piece>() + size_of::<tables::Mark>() + 2 * size_of::<SlotId>();
+        pieces * each as u64 + slots * (size_of::<tables::Slot>() as u64 + 4) + tokens * 8
+    };
+    let slot_bytes = u64::from(choice.slot_bytes);
+    let reads = request.queue_depth.map_or_else(
+        || (FLIGHT_BYTES / choice.slot_bytes).clamp(*READS.start(), *READS.end()),
+        u32::from,
+    );
+    // Room for all pieces and for reads of embedding rows beside them.
+    let useful = u64::from(choice.pieces) + u64::from(reads.min(batch)) + 2;
+    let fitting = left.saturating_sub(plan_bytes(0)) / (slot_bytes + plan_bytes(1) - plan_bytes(0));
+    let slots = fitting.min(useful).max(u64::from(SLOTS_LEAST));
+    let reads = reads.min((slots / 2) as u32).max(1) as u16;
+    ledger
+        .add(Kind::Plan, plan_bytes(slots))
+        .expect("a ledger of possible sizes");
+    ledger
+        .add_many(Kind::Arena, slots, slot_bytes)
+        .expect("a ledger of possible sizes");
+    Ok(MemoryPlan {
+        ledger,
+        batch,
+        slots: slots as u32,
+        slot_bytes: choice.slot_bytes,
+        reads_max: reads,
+        planned,
+        loose,
+    })
+}
+
+/// Pieces of the embedding matrix, where no step multiplies by it.
+fn loose_pieces(info: &Info, weights: &Weights, request: &Request, slot_bytes: u32) -> u32 {
+    if info.hyper.tied {
+        return 0;
+    }
+    let embedding = &weights.matrices[weights.embedding.0 as usize];
+    let rows = pieces::rows_per_piece(embedding, slot_bytes, request.align)
+        .expect("the slot was chosen for it");
+    embedding.rows.div_ceil(rows)
+}

@@ -1,0 +1,580 @@
+//! A model that runs: prompt in, logits out, one token after the other.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use leanstream_core::plan::pieces;
+use leanstream_core::stream::policy::cyclic::{Cyclic, Shape};
+use leanstream_core::stream::tables::{Mark, Read, Slot, Step, Tables};
+use leanstream_core::stream::{Counters, Engine, Event, Fault, drive};
+use leanstream_core::units::{Extent, FileId, Piece, PieceId, SlotId};
+
+use super::attend::Attention;
+use super::buffers::Buffers;
+use super::cells::Cells;
+use super::compute::Cpu;
+use super::memory::{self, MemoryPlan, Request};
+use super::meter::Metered;
+use super::model::{Info, Weights};
+use super::pass::{Batch, HeadMode, SCORE_ROWS, Shared, ThreadScratch, own};
+use super::score::Score;
+use super::seats::Seats;
+use crate::arena::Arena;
+use crate::cpu::vector::Vector;
+use crate::cpu::{Kernels, Scratch};
+use crate::error::Error;
+use crate::io::{self, Backend, Direct, Source};
+use crate::pool::Pool;
+
+pub use super::kv::KvType;
+
+/// How a model is to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes the process may hold.
+    pub budget: u64,
+    /// Positions of the KV cache: prompt and generated tokens together.
+    pub context: u32,
+    /// Tokens of the longest prompt; a larger batch would be wasted.
+    pub prompt: u32,
+    /// Largest prompt batch; `None` lets the budget decide.
+    pub batch: Option<u32>,
+    /// Whether [`Session::score`] will be called.
+    pub score: bool,
+    /// Compute threads, at least 1.
+    pub threads: u32,
+    /// Type of the KV cache.
+    pub kv_type: KvType,
+    /// f32 activations instead of int8.
+    pub exact: bool,
+    /// Matrix kernels.
+    pub kernels: Kernels,
+    /// Whether to read past the page cache.
+    pub direct: Direct,
+    /// Reads in flight, or as many as the device needs.
+    pub queue_depth: Option<u16>,
+    /// How to read; its depth is taken from the plan.
+    pub io: io::Options,
+    /// The signal that asks to stop, 0 while there is none.
+    pub stop: &'static AtomicI32,
+}
+
+/// What a session has done so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stats {
+    /// The engine's counts.
+    pub counters: Counters,
+    /// Time in which nothing could be computed because nothing had been read.
+    pub stalled: Duration,
+    /// Time in which reads were in flight.
+    pub io_busy: Duration,
+}
+
+impl Stats {
+    /// Share of the pieces that were in memory when their step opened.
+    pub fn hit_rate(&self) -> f64 {
+        match self.counters.pieces {
+            0 => 1.0,
+            pieces => self.counters.hits as f64 / pieces as f64,
+        }
+    }
+
+    /// Share of the reading time that was hidden behind computing.
+    pub fn overlap(&self) -> f64 {
+        if self.io_busy.is_zero() {
+            return 1.0;
+        }
+        (1.0 - self.stalled.as_secs_f64() / self.io_busy.as_secs_f64()).max(0.0)
+    }
+
+    /// What was done since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        let (a, b) = (&self.counters, &before.counters);
+        Self {
+            counters: Counters {
+                passes: a.passes - b.passes,
+                pieces: a.pieces - b.pieces,
+                hits: a.hits - b.hits,
+                reads: a.reads - b.reads,
+                bytes_read: a.bytes_read - b.bytes_read,
+                bytes_useful: a.bytes_useful - b.bytes_useful,
+                retries: a.retries - b.retries,
+                dropped: a.dropped - b.dropped,
+                rereads: a.rereads - b.rereads,
+                waits: a.waits - b.waits,
+            },
+            stalled: self.stalled.saturating_sub(before.stalled),
+            io_busy: self.io_busy.saturating_sub(before.io_busy),
+        }
+    }
+}
+
+/// The tables that the engine works in, and the plan they were made for.
+pub struct Memory {
+    /// Who holds what.
+    pub plan: MemoryPlan,
+    source: Arc<Source>,
+    pieces: Vec<Piece>,
+    steps: Vec<Step>,
+    homes: Vec<SlotId>,
+    marks: Vec<Mark>,
+    slots: Vec<Slot>,
+    reads: Vec<Read>,
+    gather: Vec<PieceId>,
+}
+
+impl Memory {
+    /// Plans the memory of a run and cuts the model's matrices into pieces; the arena, the cache and
+    /// the activations are not allocated yet.
+    ///
+    /// # Errors
+    /// A budget that is too small, or a file that can't be opened for reading.
+    pub fn new(
+        info: &Info,
+        weights: &mut Weights,
+        options: &Options,
+        held: u64,
+    ) -> Result<Self, Error> {
+        let source = Source::open(&info.paths, options.direct).map_err(|error| {
+            Error::io(
+                &info.paths[0],
+                "open it for reading",
+                std::io::Error::other(error),
+            )
+        })?;
+        let align = source.align();
+        let plan = memory::plan(
+            info,
+            weights,
+            &Request {
+                budget: options.budget,
+                held,
+                context: options.context,
+                prompt: options.prompt,
+                batch: options.batch,
+                score: options.score,
+                threads: options.threads,
+                kv_type: options.kv_type,
+                align,
+                queue_depth: options.queue_depth,
+            },
+        )?;
+        let mut pieces = Vec::with_capacity((plan.planned + plan.loose + plan.batch) as usize);
+        let steps = cut(weights, info.hyper.tied, &plan, align, &mut pieces);
+        let blank = Piece {
+            extent: Extent {
+                file: FileId(0),
+                offset: 0,
+                len: 0,
+            },
+            skew: 0,
+            bytes: 0,
+        };
+        pieces.resize(pieces.len() + plan.batch as usize, blank);
+        Ok(Self {
+            source: Arc::new(source),
+            homes: vec![SlotId::NONE; pieces.len()],
+            marks: vec![Mark::default(); pieces.len()],
+            slots: vec![Slot::default(); plan.slots as usize],
+            reads: vec![Read::default(); usize::from(plan.reads_max)],
+            gather: vec![PieceId(0); plan.batch as usize],
+            pieces,
+            steps,
+            plan,
+        })
+    }
+}
+
+/// Cuts every matrix and appends its pieces, the steps' first, then those of no step.
+fn cut(
+    weights: &mut Weights,
+    tied: bool,
+    plan: &MemoryPlan,
+    align: u32,
+    pieces: &mut Vec<Piece>,
+) -> Vec<Step> {
+    let mut append = |weights: &mut Weights, index: usize| {
+        let matrix = &mut weights.matrices[index];
+        matrix.first = PieceId(pieces.len() as u32);
+        matrix.rows_per_piece = pieces::rows_per_piece(matrix, plan.slot_bytes, align)
+            .expect("the slot was chosen for it");
+        let count = matrix.piece_count();
+        pieces.extend((0..count).map(|index| pieces::piece(matrix, index, align)));
+        count
+    };
+    let mut steps = Vec::with_capacity(weights.steps.len());
+    let mut next = 0;
+    for step in 0..weights.steps.len() {
+        let linears = weights.steps[step].linears;
+        let count = linears
+            .iter()
+            .flatten()
+            .map(|l| append(weights, l.matrix.0 as usize))
+            .sum();
+        steps.push(Step {
+            first: PieceId(next),
+            count,
+        });
+        next += count;
+    }
+    assert_eq!(next, plan.planned, "the plan counted the pieces");
+    if !tied {
+        let embedding = weights.embedding.0 as usize;
+        assert_eq!(
+            append(weights, embedding),
+            plan.loose,
+            "the plan counted the pieces"
+        );
+    }
+    steps
+}
+
+/// A model with its memory, its storage and its threads.
+pub struct Session<'m> {
+    engine: Engine<'m, Cyclic>,
+    storage: Metered<Backend>,
+    compute: Cpu,
+    position: u32,
+    context: u32,
+    batch: u32,
+    paths: Vec<PathBuf>,
+    align: u32,
+    /// Token ids of the batch, each once, sorted; then the pieces to gather.
+    unique: Vec<u32>,
+    gather: Vec<PieceId>,
+    watch: Stalls,
+}
+
+impl<'m> Session<'m> {
+    /// Allocates everything and starts the threads. Nothing is read yet: the first pass does.
+    ///
+    /// # Errors
+    /// What the operating system refuses.
+    pub fn start(
+        info: &Info,
+        weights: Weights,
+        memory: &'m mut Memory,
+        options: &Options,
+    ) -> Result<Self, Error> {
+        let Weights {
+            matrices,
+            embedding,
+            steps,
+            vectors,
+            rope_factors,
+        } = weights;
+        let hyper = info.hyper;
+        let refused = |what: &'static str| {
+            move |error: std::io::Error| Error::io(&info.paths[0], what, error)
+        };
+        let plan = &memory.plan;
+        let threads = options.threads as usize;
+        let batch = plan.batch as usize;
+        let align = memory.source.align();
+        let arena = Arc::new(
+            Arena::new(plan.slots, plan.slot_bytes as usize)
+                .map_err(refused("get memory for its weights"))?,
+        );
+        let io_options = io::Options {
+            depth: plan.reads_max,
+            ..options.io
+        };
+        let storage = Backend::new(Arc::clone(&memory.source), Arc::clone(&arena), &io_options)
+            .map_err(|error| refused("start reading it")(std::io::Error::other(error)))?;
+        let seats = Arc::new(Seats::new(memory.pieces.len()));
+        let first_row_piece = plan.planned + plan.loose;
+        let widest = matrices.iter().map(|m| m.cols).max().unwrap_or(0) as usize;
+        let tile = if options.score { batch * SCORE_ROWS } else { 0 };
+        let rope_factors = rope_factors.map(|id| vectors.get(id).to_vec());
+        let shared = Shared {
+            attention: Attention::new(
+                &hyper,
+                options.context,
+                plan.batch,
+                options.kv_type,
+                rope_factors.as_deref(),
+            )
+            .map_err(|error| Error::model(&info.paths[0], error))?,
+            hyper,
+            matrices,
+            embedding,
+            steps,
+            vectors,
+            seats,
+            arena,
+            align,
+            first_row_piece,
+            row_tokens: Cells::new(batch),
+            batch: Batch::default(),
+            buffers: Buffers::new(&hyper, batch),
+            score: Score::new(if options.score { batch } else { 0 }, threads),
+            kernels: options.kernels,
+            vector: Vector::beside(&options.kernels),
+            exact: options.exact,
+            scratch: (0..threads)
+                .map(|_| {
+                    Mutex::new(ThreadScratch {
+                        panel: Scratch::for_cols(widest),
+                        attention: vec![0.0; Attention::scratch_floats(&hyper)],
+                        tile: vec![0.0; tile],
+                    })
+                })
+                .collect(),
+        };
+        let pool = Pool::new(threads, memory::STACK_BYTES, Arc::new(shared))
+            .map_err(refused("start a thread for it"))?;
+        let shape = Shape {
+            planned: plan.planned,
+            loose: plan.loose,
+            rows: plan.batch,
+            slots: plan.slots,
+            reads_max: plan.reads_max,
+        };
+        Ok(Self {
+            position: 0,
+            context: options.context,
+            batch: plan.batch,
+            paths: info.paths.clone(),
+            align,
+            unique: Vec::with_capacity(batch),
+            gather: Vec::with_capacity(batch),
+            watch: Stalls {
+                stop: options.stop,
+                since: None,
+                total: Duration::ZERO,
+            },
+            storage: Metered::new(storage),
+            compute: Cpu::new(pool),
+            engine: Engine::new(
+                Tables {
+                    pieces: &mut memory.pieces,
+                    steps: &memory.steps,
+                    rows: plan.batch,
+                    homes: &mut memory.homes,
+                    marks: &mut memory.marks,
+                    slots: &mut memory.slots,
+                    reads: &mut memory.reads,
+                    gather: &mut memory.gather,
+                },
+                Cyclic::new(shape),
+            ),
+        })
+    }
+
+    /// Tokens that are in the KV cache.
+    pub fn position(&self) -> u32 {
+        self.position
+    }
+
+    /// Positions of the KV cache.
+    pub fn context(&self) -> u32 {
+        self.context
+    }
+
+    /// Forgets all tokens. What was read stays.
+    pub fn reset(&mut self) {
+        self.position = 0;
+    }
+
+    /// Takes in prompt tokens, in batches.
+    ///
+    /// Returns the logits that follow the last one `(vocab)`.
+    ///
+    /// # Errors
+    /// A read that fails for good, a stop, or a context that is full.
+    pub fn prompt(&mut self, tokens: &[u32], next: bool) -> Result<&mut [f32], Error> {
+        assert!(!tokens.is_empty(), "a prompt has a token");
+        let batch = self.batch as usize;
+        let count = tokens.len().div_ceil(batch);
+        for (index, part) in tokens.chunks(batch).enumerate() {
+            let last = index + 1 == count;
+            let mode = if last { HeadMode::Last } else { HeadMode::None };
+            self.pass(part, true, mode, !last || next)?;
+        }
+        Ok(self.logits())
+    }
+
+    /// Takes in one token; returns the logits that follow it `(vocab)`. `next`: another will follow.
+    ///
+    /// # Errors
+    /// As [`Session::prompt`].
+    pub fn decode(&mut self, token: u32, next: bool) -> Result<&mut [f32], Error> {
+        self.pass(&[token], false, HeadMode::Last, next)?;
+        Ok(self.logits())
+    }
+
+    /// Takes in tokens and gives `each` the negative log-likelihood of `targets[i]`, in order;
+    /// `u32::MAX` as a target is passed by.
+    ///
+    /// # Errors
+    /// As [`Session::prompt`].
+    pub fn score(
+        &mut self,
+        tokens: &[u32],
+        targets: &[u32],
+        mut each: impl FnMut(f64),
+    ) -> Result<(), Error> {
+        assert_eq!(tokens.len(), targets.len(), "one target a token");
+        let batch = self.batch as usize;
+        for (part, wanted) in tokens.chunks(batch).zip(targets.chunks(batch)) {
+            let score = &self.compute.shared().score;
+            score.begin(wanted);
+            let mode = if wanted.iter().all(|t| *t == u32::MAX) {
+                HeadMode::None
+            } else {
+                HeadMode::Score
+            };
+            self.pass(part, true, mode, true)?;
+            let score = &self.compute.shared().score;
+            for (token, _) in wanted.iter().enumerate().filter(|(_, t)| **t != u32::MAX) {
+                each(score.nll(token));
+            }
+        }
+        Ok(())
+    }
+
+    /// Between tokens: keeps the storage busy with what the next one needs.
+    pub fn pump(&mut self) {
+        drive::pump(&mut self.engine, &mut self.storage);
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            counters: self.engine.counters(),
+            stalled: self.watch.total,
+            io_busy: self.storage.busy(),
+        }
+    }
+
+    /// The storage beneath, for its own report.
+    pub fn storage(&self) -> &Backend {
+        self.storage.inner()
+    }
+
+    /// Something that the user should hear once about the storage, if there is something new.
+    pub fn take_notice(&mut self) -> Option<io::Notice> {
+        self.storage.inner_mut().take_notice()
+    }
+
+    fn logits(&self) -> &mut [f32] {
+        let logits = &self.compute.shared().buffers.logits;
+        own(logits, 0..logits.len())
+    }
+
+    fn pass(
+        &mut self,
+        tokens: &[u32],
+        prompt: bool,
+        mode: HeadMode,
+        next: bool,
+    ) -> Result<(), Error> {
+        let count = tokens.len() as u32;
+        if self.context - self.position < count {
+            return Err(Error::Runtime(format!(
+                "the context of {} tokens is full; ask for a longer one with -c",
+                self.context
+            )));
+        }
+        let shared = Arc::clone(self.compute.shared());
+        if let Some(bad) = tokens.iter().find(|token| **token >= shared.hyper.vocab) {
+            return Err(Error::Runtime(format!(
+                "token {bad} is outside the vocabulary of {}",
+                shared.hyper.vocab
+            )));
+        }
+        own(&shared.buffers.tokens, 0..tokens.len()).copy_from_slice(tokens);
+        shared.batch.set(count, self.position, prompt, mode);
+        shared
+            .attention
+            .turn_to(self.position as usize, tokens.len());
+        self.gather(&shared, tokens);
+        self.engine.handle(Event::Begin {
+            gather: &self.gather,
+            next: next.then_some(1),
+        });
+        drive::pass(
+            &mut self.engine,
+            &mut self.storage,
+            &mut self.compute,
+            &mut self.watch,
+        )
+        .map_err(|fault| self.fault(fault))?;
+        self.position += count;
+        Ok(())
+    }
+
+    /// Which pieces hold the embedding rows of `tokens`: resident ones of the matrix, or single rows.
+    fn gather(&mut self, shared: &Shared, tokens: &[u32]) {
+        self.unique.clear();
+        self.unique.extend_from_slice(tokens);
+        self.unique.sort_unstable();
+        self.unique.dedup();
+        self.gather.clear();
+        let matrix = &shared.matrices[shared.embedding.0 as usize];
+        let mut rows = 0;
+        for &token in &self.unique {
+            let piece = PieceId(matrix.first.0 + token / matrix.rows_per_piece);
+            if self.engine.slot_of(piece).is_some() {
+                // Sorted tokens: those of one piece follow each other.
+                if self.gather.last() != Some(&piece) {
+                    self.gather.push(piece);
+                }
+                continue;
+            }
+            own(&shared.row_tokens, rows as usize..rows as usize + 1)[0] = token;
+            self.gather.push(
+                self.engine
+                    .set_row(rows, pieces::row(matrix, token, self.align)),
+            );
+            rows += 1;
+        }
+    }
+
+    fn fault(&self, fault: Fault) -> Error {
+        match fault {
+            Fault::Stopped => Error::Signal(self.watch.stop.load(Ordering::Relaxed)),
+            Fault::Unreadable { piece, attempts } => {
+                let extent = self.engine.piece(piece).extent;
+                let storage = self.storage();
+                let reason = storage
+                    .last_error()
+                    .map_or_else(String::new, |error| format!(": {error}"));
+                Error::Io {
+                    path: self.paths[usize::from(extent.file.0)].clone(),
+                    what: "read its weights",
+                    source: std::io::Error::other(format!(
+                        "{} bytes at {} failed {attempts} times{reason}",
+                        extent.len, extent.offset
+                    )),
+                }
+            }
+        }
+    }
+}
+
+/// Times the waits and carries the stop flag.
+struct Stalls {
+    /// Number of the signal that asks to stop, or 0.
+    stop: &'static AtomicI32,
+    since: Option<Instant>,
+    total: Duration,
+}
+
+impl drive::Watch for Stalls {
+    fn stop(&mut self) -> bool {
+        self.stop.load(Ordering::Relaxed) != 0
+    }
+
+    fn stalls(&mut self) {
+        self.since = Some(Instant::now());
+    }
+
+    fn resumes(&mut self) {
+        if let Some(since) = self.since.take() {
+            self.total += since.elapsed();
+        }
+    }
+}
