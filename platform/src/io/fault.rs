@@ -320,3 +320,114 @@ impl<S: Storage, C: Clock> Storage for Fault<S, C> {
         self.holds.wait(&mut self.inner, &self.clock, timeout_us);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::hold::testing::{Instantly, Manual};
+    use super::*;
+    use leanstream_core::units::{FileId, PieceId};
+
+    #[test]
+    fn plans_as_written() {
+        let plan = FaultPlan::parse(
+            "seed=7,fail=1%,fail_at=12,corrupt=0.1%,flip=0.0001%,late=5.25%,late_us=2000,short=20%,\
+             interrupt=100%,refuse_direct_at=40",
+        );
+        let expected = FaultPlan {
+            seed: 7,
+            fail: 10_000,
+            fail_at: Some(12),
+            corrupt: 1000,
+            flip: 1,
+            late: 52_500,
+            late_us: 2000,
+            short: 200_000,
+            interrupt: 1_000_000,
+            refuse_direct_at: Some(40),
+        };
+        assert_eq!(plan, Ok(expected));
+        for text in [
+            "",
+            "fail",
+            "fail=",
+            "fail=1",
+            "fail=101%",
+            "fail=1.00001%",
+            "fail=-1%",
+            "fail=%",
+            "fail=.5%",
+            "fail=9999999999%",
+            "seed=x",
+            "late_us=4294967296",
+            "what=1",
+            "seed=1,,",
+        ] {
+            let said = FaultPlan::parse(text).expect_err(text).to_string();
+            assert!(said.contains("refuse_direct_at"), "{said}");
+        }
+    }
+
+    #[test]
+    fn rates_come_out_and_zones_are_independent() {
+        let plan = FaultPlan {
+            seed: 1,
+            fail: 250_000,
+            short: 250_000,
+            interrupt: 250_000,
+            ..FaultPlan::default()
+        };
+        let n = 10_000;
+        let failed = |o: &u64| plan.outcome(*o) == ReadFault::Fail;
+        let short = |o: &u64| plan.kernel(*o, 0) == KernelFault::Short;
+        let both = (0..n).filter(|o| failed(o) && short(o)).count();
+        assert!((2300..2700).contains(&(0..n).filter(failed).count()));
+        assert!((2300..2700).contains(&(0..n).filter(short).count()));
+        assert!((525..725).contains(&both), "{both}");
+        let other = FaultPlan { seed: 2, ..plan };
+        assert!((0..n).any(|o| plan.outcome(o) != other.outcome(o)));
+        let retried = (0..n).filter(|&o| plan.kernel(o, 0) != plan.kernel(o, 1));
+        assert!(retried.count() > 1000, "a repeated request has new luck");
+    }
+
+    /// The storage of the test doesn't touch the arena, so this fills the slot as a backend would.
+    fn ready(arena: &Arena, slot: SlotId) {
+        arena.end_fill(arena.begin_fill(slot), true);
+    }
+
+    #[test]
+    fn late_reads_are_overtaken() {
+        let clock = Manual::default();
+        let arena = Arc::new(Arena::new(8, 4096).unwrap());
+        let plan = FaultPlan::parse("seed=5,late=50%,late_us=700").unwrap();
+        let device = Instantly::new(&clock, 1000);
+        let mut fault = Fault::new(device, Arc::clone(&arena), plan, clock.clone());
+        for id in 0..8 {
+            ready(&arena, SlotId(id.into()));
+            fault.start(ReadCommand {
+                read: ReadId(id),
+                slot: SlotId(id.into()),
+                piece: PieceId(0),
+                extent: Extent {
+                    file: FileId(0),
+                    offset: 0,
+                    len: 4096,
+                },
+            });
+        }
+        let mut ends = Vec::new();
+        while ends.len() < 8 {
+            match fault.poll() {
+                Some((read, _)) => ends.push((read.0, clock.now_ns())),
+                None => fault.wait(1_000_000),
+            }
+        }
+        let late: Vec<u16> = ends
+            .iter()
+            .filter(|e| e.1 == 700_000)
+            .map(|e| e.0)
+            .collect();
+        let on_time = ends.iter().filter(|e| e.1 == 1000).count();
+        assert_eq!(on_time + late.len(), 8, "{ends:?}");
+        assert!(on_time > 0 && late.iter().any(|&id| id < 7), "{ends:?}");
+    }
+}

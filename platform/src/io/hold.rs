@@ -104,3 +104,74 @@ impl Holds {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod testing {
+    //! A clock that moves when told, and a storage that ends reads when told.
+
+    use super::*;
+    use leanstream_core::port::{Geometry, ReadCommand};
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    /// Moves when somebody sleeps.
+    #[derive(Clone, Default)]
+    pub struct Manual(pub Rc<Cell<u64>>);
+
+    impl Clock for Manual {
+        fn now_ns(&self) -> u64 {
+            self.0.get()
+        }
+
+        fn sleep_ns(&self, ns: u64) {
+            self.0.set(self.0.get() + ns);
+        }
+    }
+
+    /// Ends every read at once, or `after_ns` later by the clock, in the order of starting.
+    pub struct Instantly {
+        pub clock: Manual,
+        pub after_ns: u64,
+        pub flying: Vec<(ReadId, u64)>,
+    }
+
+    impl Instantly {
+        pub fn new(clock: &Manual, after_ns: u64) -> Self {
+            Self {
+                clock: clock.clone(),
+                after_ns,
+                flying: Vec::new(),
+            }
+        }
+    }
+
+    impl Storage for Instantly {
+        fn geometry(&self) -> Geometry {
+            Geometry {
+                align: 512,
+                reads_max: 8,
+            }
+        }
+
+        fn start(&mut self, command: ReadCommand) {
+            let end = self.clock.now_ns() + self.after_ns;
+            self.flying.push((command.read, end));
+        }
+
+        fn poll(&mut self) -> Option<(ReadId, ReadOutcome)> {
+            let &(read, end) = self.flying.first()?;
+            if end > self.clock.now_ns() {
+                return None;
+            }
+            self.flying.remove(0);
+            Some((read, ReadOutcome::Filled))
+        }
+
+        fn wait(&mut self, timeout_us: u32) {
+            let timeout = u64::from(timeout_us) * 1000;
+            let first = self.flying.first().map_or(u64::MAX, |f| f.1);
+            let ns = timeout.min(first.saturating_sub(self.clock.now_ns()));
+            self.clock.sleep_ns(ns);
+        }
+    }
+}

@@ -233,3 +233,73 @@ impl Places {
         unreachable!("the index is less than the number of blocks")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::fault::FaultPlan;
+    use crate::io::throttle::Limits;
+    use crate::io::{Direct, Kind};
+
+    fn this_program() -> Arc<Source> {
+        let this = std::env::current_exe().unwrap();
+        Arc::new(Source::open(&[&this, &this], Direct::Auto).unwrap())
+    }
+
+    #[test]
+    fn places_cover_all_files_and_wrap() {
+        let source = this_program();
+        let block = 64 << 10;
+        let mut places = Places::new(&source, block).unwrap();
+        let per_file = source.files()[0].len() / u64::from(block);
+        let all: Vec<Extent> = (0..2 * per_file).map(|_| places.next()).collect();
+        let (first, second) = all.split_at(per_file as usize);
+        assert!(first.iter().all(|e| e.file == FileId(0)));
+        assert!(second.iter().all(|e| e.file == FileId(1)));
+        assert_eq!(second[1].offset, u64::from(block));
+        assert_eq!(places.next(), all[0]);
+        for _ in 0..1000 {
+            let e = places.jump();
+            assert!(e.offset + u64::from(e.len) <= source.file(e.file).len());
+        }
+    }
+
+    #[test]
+    fn limits_are_measured_as_set() {
+        let source = this_program();
+        for kind in [Kind::Auto, Kind::Pread] {
+            let options = Options {
+                kind,
+                throttle: Some(Limits::parse("64M,3ms").unwrap()),
+                ..Options::default()
+            };
+            let measured = bandwidth(&source, &options, 256 << 10, Duration::from_millis(200));
+            let measured = measured.unwrap();
+            // A busy machine may be slower than the limit, never faster.
+            assert!(measured.bytes_per_s() <= 1.01 * f64::from(64 << 20));
+            assert!(measured.bytes >= u64::from(options.depth) * (256 << 10));
+            let latency = latency(&source, &options).unwrap();
+            assert!(latency.median >= Duration::from_millis(3));
+            assert!(latency.p99 >= latency.median);
+        }
+    }
+
+    #[test]
+    fn failures_are_told() {
+        let source = this_program();
+        let options = |faults| Options {
+            faults: Some(FaultPlan::parse(faults).unwrap()),
+            ..Options::default()
+        };
+        let second = Duration::from_secs(1);
+        let failed = bandwidth(&source, &options("fail_at=20"), 64 << 10, second);
+        assert!(matches!(failed, Err(ProbeError::Read(_))), "{failed:?}");
+        let corrupt = latency(&source, &options("corrupt=10%"));
+        assert!(matches!(corrupt, Err(ProbeError::Corrupt)), "{corrupt:?}");
+        let large = bandwidth(&source, &Options::default(), 1 << 30, second);
+        assert!(
+            matches!(large, Err(ProbeError::TooSmall { .. })),
+            "{large:?}"
+        );
+    }
+}

@@ -160,3 +160,117 @@ impl<S: Storage, C: Clock> Storage for Throttle<S, C> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::hold::testing::{Instantly, Manual};
+    use super::*;
+    use leanstream_core::units::{Extent, FileId, PieceId, SlotId};
+
+    const MS: u64 = 1_000_000;
+
+    fn read(id: u16, len: u32) -> ReadCommand {
+        ReadCommand {
+            read: ReadId(id),
+            slot: SlotId(id.into()),
+            piece: PieceId(0),
+            extent: Extent {
+                file: FileId(0),
+                offset: 0,
+                len,
+            },
+        }
+    }
+
+    /// Start reads of 1 MiB each; when does each end, in nanoseconds?
+    fn ends(limits: &str, device_ns: u64, reads: u16) -> Vec<(u16, u64)> {
+        let clock = Manual::default();
+        let device = Instantly::new(&clock, device_ns);
+        let limits = Limits::parse(limits).unwrap();
+        let mut throttle = Throttle::new(device, limits, clock.clone());
+        for id in 0..reads {
+            throttle.start(read(id, 1 << 20));
+        }
+        let mut ends = Vec::new();
+        while ends.len() < usize::from(reads) {
+            match throttle.poll() {
+                Some((read, outcome)) => {
+                    assert_eq!(outcome, ReadOutcome::Filled);
+                    ends.push((read.0, clock.now_ns()));
+                }
+                None => throttle.wait(3000),
+            }
+        }
+        ends
+    }
+
+    #[test]
+    fn reads_share_the_channel() {
+        // 1 MiB at 100 MiB/s takes 10 ms; the latencies overlap.
+        assert_eq!(
+            ends("100M", 0, 3),
+            [(0, 10 * MS), (1, 20 * MS), (2, 30 * MS)]
+        );
+        assert_eq!(ends("100M,5ms", 0, 2), [(0, 15 * MS), (1, 25 * MS)]);
+        // A device slower than the limit sets the pace.
+        assert_eq!(ends("1T", 40 * MS, 2), [(0, 40 * MS), (1, 40 * MS)]);
+    }
+
+    #[test]
+    fn an_idle_channel_saves_nothing_up() {
+        let clock = Manual::default();
+        let limits = Limits::parse("100M").unwrap();
+        let mut throttle = Throttle::new(Instantly::new(&clock, 0), limits, clock.clone());
+        clock.sleep_ns(500 * MS);
+        for id in 0..2 {
+            throttle.start(read(id, 1 << 20));
+        }
+        throttle.wait(60_000_000);
+        assert_eq!(clock.now_ns(), 510 * MS);
+        assert!(throttle.poll().is_some());
+        assert!(throttle.poll().is_none());
+    }
+
+    #[test]
+    fn without_limits_it_passes_on() {
+        let clock = Manual::default();
+        let mut throttle =
+            Throttle::new(Instantly::new(&clock, MS), Limits::default(), clock.clone());
+        throttle.start(read(0, 1 << 20));
+        assert_eq!(throttle.poll(), None);
+        throttle.wait(60_000_000);
+        assert_eq!(clock.now_ns(), MS);
+        assert_eq!(throttle.poll(), Some((ReadId(0), ReadOutcome::Filled)));
+    }
+
+    #[test]
+    fn limits_as_written() {
+        let parsed = |text| Limits::parse(text).unwrap();
+        let expected = |bytes_per_s, latency_us| Limits {
+            bytes_per_s: Some(bytes_per_s),
+            latency_us,
+        };
+        assert_eq!(parsed("300M"), expected(300 << 20, 0));
+        assert_eq!(parsed("300M,80us"), expected(300 << 20, 80));
+        assert_eq!(parsed("1.5G,2ms"), expected(3 << 29, 2000));
+        for text in [
+            "",
+            "0",
+            "M",
+            "40%",
+            "300M,",
+            "300M,80",
+            "300M,us",
+            "300M,-1us",
+            "300M,+1us",
+            "300M,1.5us",
+            "300M,80us,1",
+            "300M,80s",
+            "300M,4294968ms",
+            ",80us",
+        ] {
+            let said = Limits::parse(text).expect_err(text).to_string();
+            assert!(said.starts_with("read limit: "), "{said}");
+        }
+    }
+}

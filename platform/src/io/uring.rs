@@ -42,6 +42,8 @@ pub struct Uring {
     /// Slots in one registered buffer, when the arena is registered.
     slots_per_buffer: Option<u32>,
     files_registered: bool,
+    /// The kernel can end a wait by itself (Linux 5.11).
+    timed_waits: bool,
     started: u64,
     last_error: Option<ReadError>,
 }
@@ -73,7 +75,18 @@ impl Uring {
         register: bool,
         faults: Option<FaultPlan>,
     ) -> Result<Self, Errno> {
-        let mut ring = make_ring(u32::from(depth)).map_err(|e| Errno::of(&e))?;
+        let ring = make_ring(u32::from(depth)).map_err(|e| Errno::of(&e))?;
+        Self::over(ring, source, arena, depth, register, faults)
+    }
+
+    fn over(
+        mut ring: IoUring,
+        source: Arc<Source>,
+        arena: Arc<Arena>,
+        depth: u16,
+        register: bool,
+        faults: Option<FaultPlan>,
+    ) -> Result<Self, Errno> {
         let mut probe = Probe::new();
         let probed = ring.submitter().register_probe(&mut probe);
         if probed.is_err() || !probe.is_supported(opcode::Read::CODE) {
@@ -98,6 +111,7 @@ impl Uring {
             pending: 0,
             slots_per_buffer,
             files_registered,
+            timed_waits: ring.params().is_feature_ext_arg(),
             started: 0,
             last_error: None,
             counters: Counters::default(),
@@ -224,7 +238,7 @@ impl Uring {
         let want = 1;
         let slept = match timeout {
             Timeout::Never => self.ring.submit_and_wait(want),
-            Timeout::Us(us) if self.ring.params().is_feature_ext_arg() => {
+            Timeout::Us(us) if self.timed_waits => {
                 let time = Timespec::new()
                     .sec(u64::from(us / 1_000_000))
                     .nsec(us % 1_000_000 * 1000);
@@ -385,4 +399,62 @@ fn register_arena(ring: &IoUring, arena: &Arena) -> Option<u32> {
     // and declares the ring first, so that it is dropped first.
     let registered = unsafe { ring.submitter().register_buffers(&buffers) };
     registered.ok().map(|()| slots_per_buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::Direct;
+    use leanstream_core::units::{Extent, FileId, PieceId, SlotId};
+
+    /// Rings of old kernels: no cooperative completions, no timed waits. All reads still end.
+    #[test]
+    fn rings_of_old_kernels() {
+        let this = std::env::current_exe().unwrap();
+        let source = Arc::new(Source::open(&[&this], Direct::Auto).unwrap());
+        let whole = std::fs::read(&this).unwrap();
+        let (depth, len) = (4, 64 << 10);
+        for (plain, timed) in [(false, false), (true, true), (true, false)] {
+            let ring = if plain { IoUring::new(4) } else { make_ring(4) };
+            let Ok(ring) = ring else {
+                eprintln!("no io_uring here");
+                return;
+            };
+            let arena = Arc::new(Arena::new(depth, len).unwrap());
+            let shared = (Arc::clone(&source), Arc::clone(&arena));
+            let made = Uring::over(ring, shared.0, shared.1, depth as u16, true, None);
+            let mut uring = made.expect("it works with a new ring");
+            uring.timed_waits &= timed;
+            for round in 0..8u32 {
+                for i in 0..depth {
+                    let offset = u64::from(round * depth + i) * len as u64;
+                    uring.start(ReadCommand {
+                        read: ReadId(i as u16),
+                        slot: SlotId(i),
+                        piece: PieceId(0),
+                        extent: Extent {
+                            file: FileId(0),
+                            offset,
+                            len: len as u32,
+                        },
+                    });
+                }
+                let mut left = depth;
+                while left > 0 {
+                    // Shorter than a read takes, or long: neither may lose a completion.
+                    uring.wait(if round % 2 == 0 { 1 } else { 10_000_000 });
+                    while let Some((read, outcome)) = uring.poll() {
+                        assert_eq!(outcome, ReadOutcome::Filled);
+                        let at = (round * depth + u32::from(read.0)) as usize * len;
+                        let bytes = arena.bytes(SlotId(read.0.into()));
+                        assert!(bytes[..] == whole[at..at + len]);
+                        left -= 1;
+                    }
+                }
+            }
+            // With nothing in flight a wait ends by its timeout.
+            uring.wait(100);
+            assert_eq!(uring.poll(), None);
+        }
+    }
 }
