@@ -7,6 +7,9 @@ mod build;
 use build::{Build, array, sample, string};
 use leanstream_core::gguf::{Gguf, GgufError, TensorIndex, check_shards};
 
+/// Miri takes a thousand times as long; it gets a sample of the sweeps.
+const STEP: usize = if cfg!(miri) { 61 } else { 1 };
+
 /// The message for a file that is mapped whole.
 fn refusal(file: &[u8]) -> String {
     let error = Gguf::parse(file, file.len() as u64).expect_err("must be refused");
@@ -208,7 +211,7 @@ fn truncated_data() {
 #[test]
 fn cut_anywhere() {
     let file = sample().file();
-    for len in 0..file.len() {
+    for len in (0..file.len()).step_by(STEP) {
         refusal(&file[..len]);
     }
 }
@@ -295,6 +298,14 @@ fn other_files() {
     for (file, message) in other {
         assert_eq!(refusal(file), message);
     }
+}
+
+/// Found by fuzzing: three bytes of text, none of them mapped yet, were a header cut short.
+#[test]
+fn nothing_mapped_is_nothing_known() {
+    let error = Gguf::parse(b"", 3).unwrap_err();
+    assert_eq!(error, GgufError::NeedMore { bytes: 3 });
+    assert!(refusal(b"Q5.").starts_with("not a GGUF file: it is text"));
 }
 
 #[test]
@@ -456,7 +467,7 @@ fn shards() {
 fn any_byte_wrong() {
     let sound = sample().file();
     let header = sample().header().len();
-    for at in 0..header {
+    for at in (0..header).step_by(STEP) {
         for change in [1, 0x80, 0xff] {
             let mut file = sound.clone();
             file[at] ^= change;

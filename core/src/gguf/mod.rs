@@ -330,7 +330,9 @@ fn read_magic(cursor: &mut Cursor<'_>) -> Result<u32, GgufError> {
     if cursor.left() == 0 {
         return Err(GgufError::Empty);
     }
-    let known = start.len().min(MAGIC.len());
+    // Judge by as much of the magic as the file has: more than may be mapped.
+    let known = cursor.left().min(MAGIC.len() as u64) as usize;
+    cursor.clone().take(known as u64)?;
     if start[..known] == *b"FUGG" {
         return Err(GgufError::BigEndian);
     }
