@@ -19,6 +19,8 @@ pub mod attention;
 mod avx2;
 mod error;
 mod isa;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 pub mod scalar;
 mod scales;
 mod types;
@@ -79,6 +81,12 @@ impl Kernels {
             Isa::Avx2 => avx2::TABLE,
             #[cfg(target_arch = "x86_64")]
             Isa::AvxVnni => avx2::VNNI_TABLE,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon::TABLE,
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => neon::DOT_TABLE,
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => neon::I8MM_TABLE,
             _ => return None,
         };
         Some(Self::of(isa, table))
