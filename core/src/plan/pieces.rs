@@ -220,7 +220,7 @@ mod tests {
             *slot = matrix(rows, bytes, 32);
         }
         all[7] = matrix(49152, 612, 32);
-        let choice = choose_slot(&all, 64 << 10, 512 << 10, 4096, 512, 64 << 10);
+        let choice = choose_slot(&all, 64 << 10, 512 << 10, 4096, 512, 8 << 10);
         assert!(choice.fill > 0.93, "{choice:?}");
     }
 }

@@ -128,6 +128,9 @@ pub struct Engine<'m, P> {
     /// Number of the pass that runs or will run next.
     pub(super) pass: u32,
     pub(super) next: Option<u32>,
+    /// Steps that a pass runs, and the piece behind the last that they use.
+    limit: u32,
+    pub(super) limit_end: u32,
 
     /// The open step, its pieces `first..end`, the sweep over them, and how many are unsubmitted.
     pub(super) step: u32,
@@ -221,6 +224,8 @@ impl<'m, P: Policy> Engine<'m, P> {
             counters: Counters::default(),
             pass: 1,
             next: None,
+            limit: steps.len() as u32,
+            limit_end: planned,
             step: 0,
             first: 0,
             end: 0,
@@ -255,6 +260,18 @@ impl<'m, P: Policy> Engine<'m, P> {
         );
         self.pieces[id as usize] = piece;
         PieceId(id)
+    }
+
+    /// How many steps the following passes run, from the first on. Pieces of the others are not read:
+    /// of a prompt in several batches, only the last needs the head.
+    ///
+    /// # Panics
+    /// While a pass runs, or when the plan has fewer steps.
+    pub fn set_steps(&mut self, steps: u32) {
+        assert_eq!(self.state, State::Idle, "steps are set between passes");
+        let running = &self.steps[..steps as usize];
+        self.limit = steps;
+        self.limit_end = running.iter().map(|step| step.count).sum();
     }
 
     /// The slot in which all bytes of `piece` are, if they are in memory.
@@ -396,7 +413,7 @@ impl<'m, P: Policy> Engine<'m, P> {
 
     /// Opens `self.step`, or ends the pass behind the last one.
     fn open(&mut self) {
-        let Some(step) = self.steps.get(self.step as usize) else {
+        let Some(step) = self.steps[..self.limit as usize].get(self.step as usize) else {
             self.counters.passes += 1;
             self.pass = self.pass.wrapping_add(1);
             self.ahead = self.ahead.max(self.planned) - self.planned;

@@ -79,7 +79,7 @@ impl<P: Policy> Engine<'_, P> {
                 self.ahead - self.planned
             };
             let mark = self.marks[piece as usize];
-            let done = this && mark.used == self.pass;
+            let done = this && (mark.used == self.pass || piece >= self.limit_end);
             match mark.place {
                 Place::Absent if !done && (!mark.bad || self.needed(piece)) => {
                     return Some(self.ahead);

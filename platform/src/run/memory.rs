@@ -33,7 +33,7 @@ const PAGE: u32 = 4096;
 
 /// What one request costs the device, in bytes that it could have read meanwhile; measured with
 /// `leanstream bench` on virtual disks and in line with eMMC and NVMe data sheets.
-const REQUEST_COST: u32 = 32 << 10;
+const REQUEST_COST: u32 = 8 << 10;
 
 /// Slots below which nothing can be kept in flight while something is computed.
 const SLOTS_LEAST: u32 = 6;

@@ -490,6 +490,13 @@ impl<'m> Session<'m> {
         shared
             .attention
             .turn_to(self.position as usize, tokens.len());
+        let steps = shared.steps.len() as u32;
+        // The head is the last step.
+        self.engine.set_steps(if mode == HeadMode::None {
+            steps - 1
+        } else {
+            steps
+        });
         self.gather(&shared, tokens);
         self.engine.handle(Event::Begin {
             gather: &self.gather,
