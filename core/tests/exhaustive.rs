@@ -109,21 +109,11 @@ fn run<P: Policy>(
         });
         let mut burst = false;
         let ended = loop {
-            let mut ended = None;
-            while !burst {
-                match engine.poll() {
-                    None => break,
-                    Some(Action::Read(command)) => witness.read_started(command),
-                    Some(Action::Compute(work)) => {
-                        let homes = engine.homes(work).to_vec();
-                        witness.submitted(work, &homes, |piece| offset(engine, piece));
-                    }
-                    Some(other) => {
-                        ended = Some(other);
-                        break;
-                    }
-                }
-            }
+            let ended = if burst {
+                None
+            } else {
+                act(engine, &mut witness)
+            };
             if let Some(ended) = ended {
                 break ended;
             }
@@ -188,6 +178,20 @@ fn run<P: Policy>(
             0,
             "nothing is read twice for a pass"
         );
+    }
+}
+
+/// Does what the engine asks until it asks for nothing more; how the pass ended, if it did.
+fn act<P: Policy>(engine: &mut Engine<'_, P>, witness: &mut Witness) -> Option<Action> {
+    loop {
+        match engine.poll()? {
+            Action::Read(command) => witness.read_started(command),
+            Action::Compute(work) => {
+                let homes = engine.homes(work).to_vec();
+                witness.submitted(work, &homes, |piece| offset(engine, piece));
+            }
+            end => return Some(end),
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::ops::{self, Arbitrary};
 use common::{Memory, Plan, Prng, Witness, piece_at};
 use leanstream_core::port::{
     Compute, ComputeEvent, Geometry, ReadCommand, ReadOutcome, Storage, Work,
@@ -418,15 +419,6 @@ fn random_plan(prng: &mut Prng) -> Plan {
     Plan::new(&counts, loose, rows)
 }
 
-/// Ranks by chance but always the same: what the engine promises may not depend on a sane policy.
-struct Arbitrary(u64);
-
-impl Policy for Arbitrary {
-    fn used(&self, piece: PieceId) -> Worth {
-        Worth((Prng::new(self.0 ^ u64::from(piece.0)).next() >> 20) as u8)
-    }
-}
-
 fn sweep(seeds: std::ops::Range<u64>, faults: bool, stops: bool) -> (u32, u32, u32) {
     let (mut finished, mut halted, mut stopped) = (0, 0, 0);
     for seed in seeds {
@@ -454,7 +446,13 @@ fn sweep(seeds: std::ops::Range<u64>, faults: bool, stops: bool) -> (u32, u32, u
         };
         let report = match seed % 3 {
             0 => run(Lru, &run_),
-            1 => run(Arbitrary(seed), &run_),
+            1 => run(
+                Arbitrary {
+                    seed,
+                    loose: plan.loose,
+                },
+                &run_,
+            ),
             _ => run(Cyclic::new(shape(&plan, slots, machine.reads_max)), &run_),
         };
         if !faults {
@@ -496,6 +494,18 @@ fn a_stopped_engine_drains_and_runs_again() {
         cfg!(miri) || finished > 1000 && stopped > 1000,
         "{finished} {stopped}: both happen"
     );
+}
+
+/// Any order of events that the contract allows, from chance: what the fuzzer does with more patience.
+#[test]
+fn random_operations_keep_the_accounts() {
+    let mut data = [0; 300];
+    for seed in 0..2 * SEEDS {
+        let mut prng = Prng::new(seed ^ 0xf022);
+        data.fill_with(|| prng.below(256) as u8);
+        let len = 20 + prng.below(280) as usize;
+        ops::run(&data[..len]);
+    }
 }
 
 /// One slot is enough for any plan, and so is one read.
@@ -621,4 +631,50 @@ fn canary_wrong_bytes_are_caught() {
             seed: 1,
         },
     );
+}
+
+/// Keeps the first pieces of the plan instead of spreading the kept ones over it.
+struct Front(u32);
+
+impl Policy for Front {
+    fn used(&self, piece: PieceId) -> Worth {
+        if piece.0 < self.0 {
+            Worth::MOST
+        } else {
+            Worth::LEAST
+        }
+    }
+}
+
+/// Reading a quarter of the pieces while all are computed is hidden when the quarter is spread over
+/// the plan, and is not when it comes at once: the reason for spreading.
+#[test]
+fn spread_reads_hide_behind_computing() {
+    let plan = Plan::new(&[0, 100, 100, 100, 100], 0, 1);
+    let (slots, reads_max) = (316, 4);
+    // Four reads of 120 us in flight bring a piece each 30 us; computing one takes 20 us.
+    let machine = Machine {
+        latency_us: (120, 120),
+        reads_max,
+        ..STEADY
+    };
+    let long = Run {
+        plan: &plan,
+        slots,
+        machine,
+        passes: 6,
+        rows: (1, 1),
+        tied: false,
+        stops: 0,
+        seed: 5,
+    };
+    let short = Run { passes: 2, ..long };
+    // Time that four passes of the steady state spend waiting.
+    let cyclic = Cyclic::new(shape(&plan, slots, reads_max));
+    let spread = run(cyclic, &long).wait_us - run(cyclic, &short).wait_us;
+    let kept = cyclic.kept();
+    let front = run(Front(kept), &long).wait_us - run(Front(kept), &short).wait_us;
+    // The row that a pass begins with can't be read before the pass is asked for.
+    assert_eq!(spread, 4 * 120);
+    assert!(front > 4 * spread, "{front}");
 }

@@ -2,6 +2,8 @@
 //! second account of slots, reads and works.
 #![allow(dead_code)] // Each test file uses a part.
 
+pub mod ops;
+
 use leanstream_core::port::{ReadCommand, Work};
 use leanstream_core::stream::{Engine, Mark, Policy, Read, Slot, Step, Tables};
 use leanstream_core::units::{Extent, FileId, Piece, PieceId, ReadId, SlotId};
@@ -337,6 +339,27 @@ impl Witness {
         );
         assert!(self.pins.iter().all(|&pins| pins == 0));
         self.running = false;
+    }
+
+    /// Checks what the engine says of every piece against what the slots hold.
+    pub fn agrees(
+        &self,
+        slot_of: impl Fn(PieceId) -> Option<SlotId>,
+        offset_of: impl Fn(PieceId) -> u64,
+    ) {
+        let mut taken = vec![false; self.contents.len()];
+        for piece in (0..self.done.len() as u32).map(PieceId) {
+            let Some(slot) = slot_of(piece) else { continue };
+            let held = self.contents[slot.0 as usize];
+            assert_eq!(
+                held,
+                Content::Bytes(offset_of(piece)),
+                "piece {} isn't there",
+                piece.0
+            );
+            assert!(!taken[slot.0 as usize], "two pieces in one slot");
+            taken[slot.0 as usize] = true;
+        }
     }
 
     /// A slot gets bytes of no piece: what a test plants to see it caught.
