@@ -14,7 +14,7 @@ const GEMMA3: &str = "gemma-3-270m-q4_k_m.gguf";
 
 /// Runs `test` on the model's tokenizer, or says which test is skipped.
 fn with_model(test: &str, name: &str, check: impl FnOnce(&Gguf<'_>, &Tokenizer)) {
-    let Some(path) = common::model_path(name) else {
+    let Some(path) = common::models::model_path(name) else {
         eprintln!("skipped: {test}: {name} not in cache");
         return;
     };

@@ -46,12 +46,13 @@ impl Utf8Stream {
                 }
             }
         }
+        let mut ahead = rest.len();
         for chunk in rest.utf8_chunks() {
             out.push_str(chunk.valid());
             let bad = chunk.invalid();
-            let unfinished = core::str::from_utf8(bad).is_err_and(|e| e.error_len().is_none());
-            if unfinished {
-                // Only the last chunk can be unfinished.
+            ahead -= chunk.valid().len() + bad.len();
+            // Only at the end may a beginning of a character still be finished.
+            if ahead == 0 && core::str::from_utf8(bad).is_err_and(|e| e.error_len().is_none()) {
                 self.held[..bad.len()].copy_from_slice(bad);
                 self.len = bad.len();
             } else if !bad.is_empty() {

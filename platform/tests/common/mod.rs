@@ -5,6 +5,7 @@
 
 pub mod cases;
 pub mod golden;
+pub mod models;
 pub mod reference;
 
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What several test files need.
+//! Published models, which tests read from a cache and never fetch.
 
 use std::path::PathBuf;
 
