@@ -68,7 +68,7 @@ struct Args {
     /// queries, keys and values have biases
     #[argh(switch)]
     bias: bool,
-    /// llama3: scale the rotary frequencies as Llama 3.1 does
+    /// stretch rotary frequencies: llama3 (8 over 8192) or linear:FACTOR
     #[argh(option, from_str_fn(rope_scaling))]
     rope_scaling: Option<RopeScaling>,
     /// other seed, other weights (default 0)
@@ -160,11 +160,17 @@ fn activation(name: &str) -> Result<&'static str, String> {
 }
 
 fn rope_scaling(name: &str) -> Result<RopeScaling, String> {
-    match name {
-        "llama3" => Ok(RopeScaling {
+    let linear = name
+        .strip_prefix("linear:")
+        .map(|factor| factor.parse::<f32>());
+    match (name, linear) {
+        ("llama3", _) => Ok(RopeScaling::Llama3 {
             factor: 8.0,
             original_ctx: 8192,
         }),
-        _ => Err(format!("{name} isn't llama3")),
+        (_, Some(Ok(factor))) if factor > 0.0 && factor.is_finite() => {
+            Ok(RopeScaling::Linear(factor))
+        }
+        _ => Err(format!("{name} is neither llama3 nor linear:FACTOR")),
     }
 }

@@ -6,6 +6,7 @@
 //! held to operations that IEEE 754 rounds the same everywhere.
 
 pub mod blocks;
+mod rope;
 pub mod vocab;
 
 use std::fmt;
@@ -74,22 +75,29 @@ pub struct Spec {
     pub activation: Option<&'static str>,
     /// True: the output matrix is the embedding.
     pub tied: bool,
-    /// True: queries, keys and values have biases.
+    /// True: queries, keys and values have biases, and in `llama` every matrix of a layer.
     pub bias: bool,
-    /// Llama 3's scaling of the lower rotary frequencies, as a `rope_freqs` tensor.
+    /// How rotary frequencies are stretched.
     pub rope_scaling: Option<RopeScaling>,
+    /// Gemma 3: `final_logit_softcapping`.
+    pub softcap: Option<f32>,
     /// Another seed, other weights.
     pub seed: u64,
 }
 
-/// Parameters of Llama 3's rotary scaling; its other two, the factors of low and high frequency,
-/// are 1 and 4 in every published model.
+/// Ways to stretch rotary frequencies beyond the context that a model was first trained for.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct RopeScaling {
-    /// How far the lowest frequencies are stretched.
-    pub factor: f32,
-    /// The context that the model was trained for before.
-    pub original_ctx: u32,
+pub enum RopeScaling {
+    /// All frequencies (of global layers) divided by this: the key `rope.scaling.factor`.
+    Linear(f32),
+    /// Llama 3's: the lower, the more; written as a `rope_freqs` tensor. Its other two parameters,
+    /// the factors of low and high frequency, are 1 and 4 in every published model.
+    Llama3 {
+        /// How far the lowest frequencies are stretched.
+        factor: f32,
+        /// The context that the model was trained for before.
+        original_ctx: u32,
+    },
 }
 
 /// Why no file was made.
@@ -168,6 +176,7 @@ impl Spec {
             tied: arch == Arch::Gemma3,
             bias: false,
             rope_scaling: None,
+            softcap: None,
             seed,
         }
     }
@@ -232,6 +241,13 @@ impl Spec {
             header.f32(&key("attention.layer_norm_rms_epsilon"), 1e-5);
             header.u32(&key("rope.dimension_count"), self.head_dim);
         }
+        if let Some(RopeScaling::Linear(factor)) = self.rope_scaling {
+            header.str(&key("rope.scaling.type"), "linear");
+            header.f32(&key("rope.scaling.factor"), factor);
+        }
+        if let Some(softcap) = self.softcap {
+            header.f32(&key("final_logit_softcapping"), softcap);
+        }
         if let Some(activation) = self.activation {
             header.str(&key("hidden_activation"), activation);
         }
@@ -257,9 +273,13 @@ impl Spec {
         let gemma = self.arch == Arch::Gemma3;
         let mut list = List(Vec::new());
         list.matrix("token_embd.weight", self.embed_ty, d, self.vocab)?;
-        if let Some(scaling) = self.rope_scaling {
+        if let Some(RopeScaling::Llama3 {
+            factor,
+            original_ctx,
+        }) = self.rope_scaling
+        {
             let dims = vec![u64::from(self.head_dim / 2)];
-            let kind = Fill::RopeFactors(scaling);
+            let kind = Fill::RopeFactors(factor, original_ctx);
             let name = "rope_freqs.weight".to_owned();
             list.0.push(Tensor {
                 name,
@@ -268,29 +288,27 @@ impl Spec {
                 kind,
             });
         }
+        let all_biased = self.bias && self.arch == Arch::Llama;
         for layer in 0..self.layers {
             let name = |part: &str| format!("blk.{layer}.{part}");
             list.vector(name("attn_norm.weight"), Fill::Norm, d);
-            for (part, rows) in [("attn_q", q), ("attn_k", kv), ("attn_v", kv)] {
-                list.matrix(name(part) + ".weight", self.ty, d, rows)?;
-                if self.bias {
-                    list.vector(name(part) + ".bias", Fill::Bias, rows);
-                }
-            }
+            list.linear(name("attn_q"), self.ty, d, q, self.bias)?;
+            list.linear(name("attn_k"), self.ty, d, kv, self.bias)?;
+            list.linear(name("attn_v"), self.ty, d, kv, self.bias)?;
             if gemma {
                 list.vector(name("attn_q_norm.weight"), Fill::Norm, self.head_dim);
                 list.vector(name("attn_k_norm.weight"), Fill::Norm, self.head_dim);
             }
-            list.matrix(name("attn_output.weight"), self.ty, q, d)?;
+            list.linear(name("attn_output"), self.ty, q, d, all_biased)?;
             if gemma {
                 list.vector(name("post_attention_norm.weight"), Fill::Norm, d);
             }
             list.vector(name("ffn_norm.weight"), Fill::Norm, d);
             if self.arch != Arch::Arcee {
-                list.matrix(name("ffn_gate.weight"), self.ty, d, ff)?;
+                list.linear(name("ffn_gate"), self.ty, d, ff, all_biased)?;
             }
-            list.matrix(name("ffn_up.weight"), self.ty, d, ff)?;
-            list.matrix(name("ffn_down.weight"), self.down_ty, ff, d)?;
+            list.linear(name("ffn_up"), self.ty, d, ff, all_biased)?;
+            list.linear(name("ffn_down"), self.down_ty, ff, d, all_biased)?;
             if gemma {
                 list.vector(name("post_ffw_norm.weight"), Fill::Norm, d);
             }
@@ -332,10 +350,10 @@ impl Spec {
                 (0..tensor.dims[0]).map(|_| 1.0 + 0.1 * rng.normal()),
             ),
             Fill::Bias => write_floats(writer, (0..tensor.dims[0]).map(|_| 0.3 * rng.normal())),
-            Fill::RopeFactors(scaling) => write_floats(
-                writer,
-                scaling.factors(self.head_dim, self.rope_base).into_iter(),
-            ),
+            Fill::RopeFactors(factor, original_ctx) => {
+                let factors = rope::llama3(factor, original_ctx, self.head_dim, self.rope_base);
+                write_floats(writer, factors.into_iter())
+            }
         }
     }
 }
@@ -352,7 +370,7 @@ enum Fill {
     Matrix,
     Norm,
     Bias,
-    RopeFactors(RopeScaling),
+    RopeFactors(f32, u32),
 }
 
 struct List(Vec<Tensor>);
@@ -382,6 +400,22 @@ impl List {
         Ok(())
     }
 
+    /// A matrix, and perhaps its bias.
+    fn linear(
+        &mut self,
+        name: String,
+        ty: QuantType,
+        cols: u32,
+        rows: u32,
+        bias: bool,
+    ) -> Result<(), SynthError> {
+        self.matrix(format!("{name}.weight"), ty, cols, rows)?;
+        if bias {
+            self.vector(format!("{name}.bias"), Fill::Bias, rows);
+        }
+        Ok(())
+    }
+
     fn vector(&mut self, name: String, kind: Fill, len: u32) {
         self.0.push(Tensor {
             name,
@@ -397,90 +431,9 @@ fn write_floats(writer: &mut Writer, values: impl Iterator<Item = f32>) -> Resul
     writer.write(&bytes)
 }
 
-impl RopeScaling {
-    /// What each of the `head_dim / 2` rotary frequencies is divided by: 1 where the wave is shorter
-    /// than a quarter of the original context, `factor` where it is longer than all of it, and in
-    /// between a blend that is linear in the number of waves the context holds.
-    fn factors(self, head_dim: u32, rope_base: f32) -> Vec<f32> {
-        const LOW: f64 = 1.0;
-        const HIGH: f64 = 4.0;
-        let half = head_dim / 2;
-        let step = 1.0 / root(rope_base.into(), half);
-        let mut frequency = 1.0f64;
-        let mut out = Vec::with_capacity(half as usize);
-        for _ in 0..half {
-            let waves = f64::from(self.original_ctx) * frequency / (2.0 * std::f64::consts::PI);
-            let factor = f64::from(self.factor);
-            out.push(if waves > HIGH {
-                1.0
-            } else if waves < LOW {
-                self.factor
-            } else {
-                let smooth = (waves - LOW) / (HIGH - LOW);
-                (1.0 / ((1.0 - smooth) / factor + smooth)) as f32
-            });
-            frequency *= step;
-        }
-        out
-    }
-}
-
-/// The `n`th root of `x` by Newton's method: the library's `powf` may differ between machines.
-fn root(x: f64, n: u32) -> f64 {
-    // From above the iteration falls steadily: it is done when it stops falling.
-    let mut guess = x.max(1.0);
-    loop {
-        let mut power = 1.0;
-        for _ in 1..n {
-            power *= guess;
-        }
-        let next = guess - (guess - x / power) / f64::from(n);
-        if next >= guess {
-            return guess;
-        }
-        guess = next;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn llama_3_factors_turn_where_the_waves_say() {
-        // Llama 3.2 1B: base 500000, 64 values per head, factor 32 over 8192. Frequency i makes
-        // 8192 / 2 pi * 500000^(-i/32) waves: more than 4 up to i = 14, less than 1 from i = 18.
-        let scaling = RopeScaling {
-            factor: 32.0,
-            original_ctx: 8192,
-        };
-        let factors = scaling.factors(64, 500_000.0);
-        assert_eq!(factors.len(), 32);
-        assert!(factors[..15].iter().all(|&f| f == 1.0), "{factors:?}");
-        assert!(factors[18..].iter().all(|&f| f == 32.0), "{factors:?}");
-        assert!(
-            factors[15..18]
-                .windows(2)
-                .all(|w| 1.0 < w[0] && w[0] < w[1] && w[1] < 32.0),
-            "{factors:?}"
-        );
-    }
-
-    #[test]
-    fn roots_are_roots() {
-        for (x, n) in [
-            (10_000.0, 32),
-            (500_000.0, 64),
-            (1e6, 128),
-            (2.0, 1),
-            (1.0, 7),
-        ] {
-            assert!(
-                (root(x, n).powi(n as i32) / x - 1.0).abs() < 1e-12,
-                "{x} {n}"
-            );
-        }
-    }
 
     #[test]
     fn impossible_shapes_are_errors_that_say_what() {

@@ -75,18 +75,35 @@ pub fn all() -> Vec<Case> {
         true,
     );
     // A context of 32 puts frequencies on both sides of the blend and in it.
-    let scaling = RopeScaling {
+    let scaling = Some(RopeScaling::Llama3 {
         factor: 8.0,
         original_ctx: 32,
-    };
+    });
     add(
-        "llama-rope-scaling".into(),
+        "llama-rope-llama3".into(),
         Spec {
-            rope_scaling: Some(scaling),
+            rope_scaling: scaling,
             ..llama(302)
         },
         true,
     );
+    let scaling = Some(RopeScaling::Linear(4.0));
+    add(
+        "llama-rope-linear".into(),
+        Spec {
+            rope_scaling: scaling,
+            ..llama(306)
+        },
+        true,
+    );
+    // Gemma 3 4B and up stretch the global layers; no Gemma 3 has the other two, which their keys allow.
+    let gemma = Spec {
+        rope_scaling: Some(RopeScaling::Linear(8.0)),
+        softcap: Some(2.0),
+        tied: false,
+        ..Spec::small(Arch::Gemma3, QuantType::F32, 101)
+    };
+    add("gemma3-rope-linear".into(), gemma, true);
     // A head that isn't d / heads wide, and as many key heads as query heads.
     add(
         "llama-wide-heads".into(),

@@ -17,6 +17,9 @@ pub struct Reference {
     head_dim: usize,
     eps: f64,
     rope_base: f64,
+    /// What positions are divided by in global layers.
+    rope_scale: f64,
+    softcap: Option<f64>,
     /// Local layers see this many tokens, themselves included.
     window: usize,
     activation: fn(f64) -> f64,
@@ -82,6 +85,8 @@ impl Reference {
             head_dim: count("attention.key_length").unwrap_or(d / heads),
             eps: float("attention.layer_norm_rms_epsilon").expect("an epsilon"),
             rope_base: float("rope.freq_base").unwrap_or(10_000.0),
+            rope_scale: float("rope.scaling.factor").unwrap_or(1.0),
+            softcap: float("final_logit_softcapping"),
             window: count("attention.sliding_window").unwrap_or(usize::MAX),
             activation,
             tensors: tensors.collect(),
@@ -114,9 +119,11 @@ impl Reference {
             }
         }
         let output = self.tensors.get("output.weight").unwrap_or(embed);
+        let cap = |logit: f64| self.softcap.map_or(logit, |cap| cap * (logit / cap).tanh());
+        let logits = |x: &Vec<f64>| output.times(&self.norm("output_norm.weight", x));
         stream
             .iter()
-            .map(|x| output.times(&self.norm("output_norm.weight", x)))
+            .map(|x| logits(x).into_iter().map(cap).collect())
             .collect()
     }
 
@@ -125,22 +132,17 @@ impl Reference {
         // Gemma 3: five local layers, then a global one.
         let local = self.gemma() && layer % 6 != 5;
         let base = if local { 10_000.0 } else { self.rope_base };
+        let stretch = if local { 1.0 } else { self.rope_scale };
         let window = if local { self.window } else { usize::MAX };
 
-        let project = |part: &str, x: &[f64]| -> Vec<f64> {
-            let mut y = self.tensors[&name(&format!("{part}.weight"))].times(x);
-            if let Some(bias) = self.tensors.get(&name(&format!("{part}.bias"))) {
-                add(&mut y, &bias.values);
-            }
-            y
-        };
+        let project = |part: &str, x: &[f64]| self.linear(&name(part), x);
         let rotated = |part: &str, x: &[f64], position: usize| -> Vec<f64> {
             let mut y = project(part, x);
             for head in y.chunks_mut(self.head_dim) {
                 if self.gemma() {
                     head.copy_from_slice(&self.norm(&name(&format!("{part}_norm.weight")), head));
                 }
-                self.rotate(head, position, base);
+                self.rotate(head, position as f64 / stretch, base);
             }
             y
         };
@@ -187,35 +189,43 @@ impl Reference {
     }
 
     fn ffn(&self, layer: usize, x: &mut [f64]) {
-        let tensor = |part: &str| &self.tensors[&format!("blk.{layer}.{part}.weight")];
+        let project = |part: &str, x: &[f64]| self.linear(&format!("blk.{layer}.{part}"), x);
         let normed = self.norm(&format!("blk.{layer}.ffn_norm.weight"), x);
-        let up = tensor("ffn_up").times(&normed);
+        let up = project("ffn_up", &normed);
         let hidden: Vec<f64> = if self.arch == "arcee" {
             up.into_iter().map(|u| relu(u).powi(2)).collect()
         } else {
-            let gate = tensor("ffn_gate").times(&normed);
+            let gate = project("ffn_gate", &normed);
             gate.into_iter()
                 .zip(up)
                 .map(|(g, u)| (self.activation)(g) * u)
                 .collect()
         };
-        let mut out = tensor("ffn_down").times(&hidden);
+        let mut out = project("ffn_down", &hidden);
         if self.gemma() {
             out = self.norm(&format!("blk.{layer}.post_ffw_norm.weight"), &out);
         }
         add(x, &out);
     }
 
+    fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let mut y = self.tensors[&format!("{name}.weight")].times(x);
+        if let Some(bias) = self.tensors.get(&format!("{name}.bias")) {
+            add(&mut y, &bias.values);
+        }
+        y
+    }
+
     /// Turns pairs of a head's values by the position. Gemma pairs a value with the one half a head
     /// away, the others with its neighbour.
-    fn rotate(&self, head: &mut [f64], position: usize, base: f64) {
+    fn rotate(&self, head: &mut [f64], position: f64, base: f64) {
         let half = head.len() / 2;
         for i in 0..half {
             let mut frequency = base.powf(-(i as f64) / half as f64);
             if let Some(factors) = self.tensors.get("rope_freqs.weight") {
                 frequency /= factors.values[i];
             }
-            let (sin, cos) = (position as f64 * frequency).sin_cos();
+            let (sin, cos) = (position * frequency).sin_cos();
             let (a, b) = if self.gemma() {
                 (i, i + half)
             } else {
