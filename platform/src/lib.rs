@@ -3,11 +3,14 @@
 pub mod alloc;
 pub mod arena;
 pub mod budget;
+pub mod cli;
 pub mod cpu;
 pub mod error;
 pub mod gguf_write;
 pub mod io;
 pub mod pool;
 pub mod run;
+pub mod sample;
+pub mod signals;
 pub mod synth;
 pub mod text;

@@ -1,0 +1,133 @@
+//! From the process's arguments to a command: what `argh` can't do for us happens before it.
+//!
+//! - `--option=value` is split.
+//! - Other spellings of llama.cpp's options are mapped to the one that the commands declare.
+//! - An argument that isn't UTF-8 (a path, most likely) travels as [`ESCAPE`] and hex digits, and
+//!   [`PathArg`] turns it back.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+/// Begins an argument that wasn't UTF-8. A private-use character, so that no real argument does.
+const ESCAPE: char = '\u{F8FF}';
+
+/// Spellings that llama.cpp knows, and ours.
+const ALIASES: [(&str, &str); 9] = [
+    ("--n-predict", "--predict"),
+    ("--temperature", "--temp"),
+    ("--ctx", "--ctx-size"),
+    ("--n-prompt", "--prompt-tokens"),
+    ("--n-gen", "--gen-tokens"),
+    ("--repetitions", "--repeat"),
+    ("-V", "--version"),
+    ("-h", "--help"),
+    ("-tb", "--threads"),
+];
+
+/// The arguments as `argh` wants them.
+pub fn normalise(args: impl IntoIterator<Item = OsString>) -> Vec<String> {
+    let mut out = Vec::new();
+    for arg in args {
+        let text = match arg.into_string() {
+            Ok(text) => text,
+            Err(raw) => {
+                out.extend(escape_bytes(&raw));
+                continue;
+            }
+        };
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) if name.starts_with("--") => (name, Some(value)),
+            _ => (text.as_str(), None),
+        };
+        let name = ALIASES
+            .iter()
+            .find(|(theirs, _)| *theirs == name)
+            .map_or(name, |(_, ours)| ours);
+        out.push(name.to_owned());
+        out.extend(value.map(str::to_owned));
+    }
+    out
+}
+
+/// An argument that isn't UTF-8, split at `=` as the others are.
+fn escape_bytes(raw: &OsStr) -> Vec<String> {
+    let bytes = raw.as_bytes();
+    if let Some(at) = bytes
+        .iter()
+        .position(|b| *b == b'=')
+        .filter(|_| bytes.starts_with(b"--"))
+        && let Ok(name) = std::str::from_utf8(&bytes[..at])
+    {
+        return vec![name.to_owned(), escape(&bytes[at + 1..])];
+    }
+    vec![escape(bytes)]
+}
+
+fn escape(bytes: &[u8]) -> String {
+    let mut out = String::from(ESCAPE);
+    for byte in bytes {
+        // Writing to a String can't fail.
+        let _ = write!(out, "{byte:02x}");
+    }
+    out
+}
+
+/// A path, with whatever bytes it has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PathArg(pub PathBuf);
+
+impl argh::FromArgValue for PathArg {
+    fn from_arg_value(value: &str) -> Result<Self, String> {
+        let Some(hex) = value.strip_prefix(ESCAPE) else {
+            return Ok(Self(PathBuf::from(value)));
+        };
+        let digits = hex.as_bytes().chunks(2);
+        let bytes: Option<Vec<u8>> = digits
+            .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+            .collect();
+        let bytes = bytes.ok_or("not a path")?;
+        Ok(Self(PathBuf::from(OsString::from_vec(bytes))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use argh::FromArgValue;
+
+    fn normal(args: &[&str]) -> Vec<String> {
+        normalise(args.iter().map(OsString::from))
+    }
+
+    #[test]
+    fn options_are_split_and_renamed() {
+        assert_eq!(
+            normal(&["run", "--n-predict=3", "-p", "a=b"]),
+            ["run", "--predict", "3", "-p", "a=b"]
+        );
+        assert_eq!(normal(&["--budget=a=b"]), ["--budget", "a=b"]);
+    }
+
+    #[test]
+    fn any_bytes_survive() {
+        let raw = OsString::from_vec(b"m\xff\x00\xfe.gguf".to_vec());
+        let text = normalise([raw.clone()]).remove(0);
+        assert_eq!(
+            PathArg::from_arg_value(&text).unwrap().0.into_os_string(),
+            raw
+        );
+        let option = OsString::from_vec(b"--model=\xff=".to_vec());
+        let texts = normalise([option]);
+        assert_eq!(texts[0], "--model");
+        assert_eq!(
+            PathArg::from_arg_value(&texts[1])
+                .unwrap()
+                .0
+                .into_os_string()
+                .into_vec(),
+            b"\xff="
+        );
+    }
+}

@@ -1,0 +1,73 @@
+//! The command line: one subcommand a file.
+
+mod args;
+mod output;
+mod perplexity;
+mod run;
+mod setup;
+mod tokenize;
+
+use std::ffi::OsString;
+
+use argh::FromArgs;
+
+use crate::alloc::Counting;
+use crate::error::Error;
+
+/// Run and tune language models larger than memory, inside a byte budget.
+#[derive(FromArgs)]
+struct Top {
+    /// print the version
+    #[argh(switch)]
+    version: bool,
+    #[argh(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(FromArgs)]
+#[argh(subcommand)]
+enum Command {
+    Run(run::Run),
+    Perplexity(perplexity::Perplexity),
+    Tokenize(tokenize::Tokenize),
+}
+
+/// Runs the process's command and returns its exit code. Whatever goes wrong is told on stderr.
+pub fn main(args: impl IntoIterator<Item = OsString>, allocator: &Counting) -> i32 {
+    match dispatch(args, allocator) {
+        Ok(()) => 0,
+        Err(error) => {
+            // A reader that has gone away asked for no message, nor did a signal's sender.
+            if !matches!(error, Error::ClosedPipe | Error::Signal(_)) {
+                output::say(&format!("leanstream: {error}"));
+            }
+            error.exit_code()
+        }
+    }
+}
+
+fn dispatch(args: impl IntoIterator<Item = OsString>, allocator: &Counting) -> Result<(), Error> {
+    let args = args::normalise(args);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let top = match Top::from_args(&["leanstream"], &args) {
+        Ok(top) => top,
+        Err(early) if early.status.is_ok() => return output::print(&early.output),
+        Err(early) => {
+            return Err(Error::Usage(format!(
+                "{}\nTry 'leanstream --help'.",
+                early.output.trim_end()
+            )));
+        }
+    };
+    if top.version {
+        return output::print(concat!("leanstream ", env!("CARGO_PKG_VERSION"), "\n"));
+    }
+    match top.command {
+        Some(Command::Run(command)) => command.execute(allocator),
+        Some(Command::Perplexity(command)) => command.execute(),
+        Some(Command::Tokenize(command)) => command.execute(),
+        None => Err(Error::Usage(
+            "no command was given. Try 'leanstream --help'.".into(),
+        )),
+    }
+}

@@ -1,0 +1,190 @@
+//! `leanstream perplexity`: how well a model predicts a text, by llama.cpp's default method.
+//!
+//! The text is cut into chunks of the context's length; each starts with an empty cache (and with BOS
+//! in place of its first token, where the model wants one), and the tokens of its second half are
+//! scored. The result is `exp` of their mean negative log-likelihood.
+
+use serde_json::json;
+
+use super::args::PathArg;
+use super::output::{Out, say};
+use super::setup::{self, Need, runs_a_model};
+use crate::budget::Resident;
+use crate::error::Error;
+use crate::run::session::{Memory, Session};
+use crate::text;
+
+runs_a_model! {
+    /// Measure perplexity over a text.
+    #[argh(subcommand, name = "perplexity")]
+    pub struct Perplexity {
+        /// the text
+        #[argh(option, short = 'p')]
+        prompt: Option<String>,
+        /// read the text from a file, '-' for stdin
+        #[argh(option, short = 'f')]
+        file: Option<PathArg>,
+        /// tokens of a chunk (default: 512)
+        #[argh(option, short = 'c', long = "ctx-size", default = "512")]
+        ctx_size: u32,
+        /// most chunks to score (default: all)
+        #[argh(option)]
+        chunks: Option<u32>,
+        /// print one JSON object instead of the running values
+        #[argh(switch)]
+        json: bool,
+    }
+}
+
+/// Sums of the scored tokens' negative log-likelihoods.
+#[derive(Clone, Copy, Default, Debug)]
+struct Sums {
+    count: u64,
+    nll: f64,
+    nll_squared: f64,
+}
+
+impl Sums {
+    fn add(&mut self, nll: f64) {
+        self.count += 1;
+        self.nll += nll;
+        self.nll_squared += nll * nll;
+    }
+
+    fn perplexity(&self) -> f64 {
+        (self.nll / self.count as f64).exp()
+    }
+
+    /// One standard error of the perplexity, by propagation through the exponential.
+    fn error(&self) -> f64 {
+        let n = self.count as f64;
+        let mean = self.nll / n;
+        let variance = self.nll_squared / n - mean * mean;
+        if n > 1.0 && variance > 0.0 {
+            (variance / (n - 1.0)).sqrt() * self.perplexity()
+        } else {
+            0.0
+        }
+    }
+}
+
+impl Perplexity {
+    pub(super) fn execute(&self) -> Result<(), Error> {
+        let text = setup::text(
+            self.prompt.as_deref(),
+            self.file.as_ref().map(|file| file.0.as_path()),
+        )?;
+        let (info, mut weights) = self.machine().load()?;
+        let chunk = self.ctx_size as usize;
+        if chunk < 4 {
+            return Err(Error::Usage(format!(
+                "-c {chunk}: a chunk has at least 4 tokens"
+            )));
+        }
+        let mut tokens = Vec::new();
+        let options = text::Options {
+            add_special: true,
+            parse_special: false,
+        };
+        info.tokenizer.encode(&text, options, &mut tokens);
+        if tokens.len() < 2 * chunk {
+            return Err(Error::Usage(format!(
+                "the text has {} tokens; at least two chunks of {chunk} are needed: give a longer text, or a smaller -c",
+                tokens.len()
+            )));
+        }
+        let chunks = (tokens.len() / chunk).min(self.chunks.map_or(usize::MAX, |n| n as usize));
+        if chunks == 0 {
+            return Err(Error::Usage("--chunks 0: nothing to score".into()));
+        }
+        let need = Need {
+            context: self.ctx_size,
+            prompt: self.ctx_size,
+            score: true,
+        };
+        let options = self.machine().options(&info, need)?;
+        let mut memory = Memory::new(
+            &info,
+            &mut weights,
+            &options,
+            setup::held() + tokens.len() as u64 * 4,
+        )?;
+        let mut session = Session::start(&info, weights, &mut memory, &options)?;
+        while let Some(notice) = session.take_notice() {
+            say(&format!("leanstream: {notice}"));
+        }
+        let bos = info.tokenizer.bos().filter(|_| info.tokenizer.add_bos());
+        let mut targets = vec![u32::MAX; chunk];
+        let mut sums = Sums::default();
+        let mut running = Vec::with_capacity(chunks);
+        let mut out = Out::new();
+        for (index, part) in tokens.chunks_exact_mut(chunk).take(chunks).enumerate() {
+            for scored in chunk / 2..chunk - 1 {
+                targets[scored] = part[scored + 1];
+            }
+            if let Some(bos) = bos {
+                part[0] = bos;
+            }
+            session.reset();
+            session.score(part, &targets, |nll| sums.add(nll))?;
+            running.push(sums.perplexity());
+            if !self.json {
+                out.write(format!("[{}]{:.4},", index + 1, sums.perplexity()).as_bytes())?;
+            }
+        }
+        if !sums.nll.is_finite() {
+            return Err(Error::Runtime(
+                "the perplexity is not a number: the weights are damaged (try 'leanstream verify --blocks')".into(),
+            ));
+        }
+        let stats = session.stats();
+        let peak = Resident::read().map_or(0, |resident| resident.peak);
+        if self.json {
+            let summary = json!({
+                "perplexity": sums.perplexity(),
+                "error": sums.error(),
+                "running": running,
+                "scored_tokens": sums.count,
+                "chunks": chunks,
+                "n_ctx": chunk,
+                "budget_bytes": options.budget,
+                "peak_rss_bytes": peak,
+                "bytes_read": stats.counters.bytes_read,
+                "io_mode": session.storage().io_mode(),
+            });
+            return out.write(format!("{summary}\n").as_bytes());
+        }
+        let last = format!(
+            "\nFinal estimate: PPL = {:.4} +/- {:.5}\n",
+            sums.perplexity(),
+            sums.error()
+        );
+        out.write(last.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sums;
+
+    #[test]
+    fn equal_likelihoods_have_no_error() {
+        let mut sums = Sums::default();
+        for _ in 0..10 {
+            sums.add(2.0);
+        }
+        assert!((sums.perplexity() - 2f64.exp()).abs() < 1e-12);
+        assert!(sums.error() < 1e-6);
+    }
+
+    #[test]
+    fn the_error_is_that_of_the_mean() {
+        let mut sums = Sums::default();
+        for nll in [1.0, 2.0, 3.0, 4.0] {
+            sums.add(nll);
+        }
+        // Variance 1.25 over n - 1 = 3.
+        let want = (1.25f64 / 3.0).sqrt() * 2.5f64.exp();
+        assert!((sums.error() - want).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,271 @@
+//! What commands that run a model share: their options, and the way from there to a session.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::thread;
+
+use crate::budget::{self, Resident};
+use crate::cpu::Kernels;
+use crate::error::Error;
+use crate::io::fault::FaultPlan;
+use crate::io::throttle::Limits;
+use crate::io::{self, Direct};
+use crate::run::kv::KvType;
+use crate::run::model::{self, Info, Weights};
+use crate::run::session::Options;
+use crate::signals;
+
+/// Text files larger than this are refused: a prompt of that size is a mistake.
+const TEXT_MAX: u64 = 256 << 20;
+
+/// Declares a command's arguments, with those of every command that runs a model.
+macro_rules! runs_a_model {
+    ($(#[$meta:meta])* pub struct $name:ident { $($fields:tt)* }) => {
+        #[derive(argh::FromArgs)]
+        $(#[$meta])*
+        pub struct $name {
+            /// the model: a GGUF file, or any shard of a split one
+            #[argh(option, short = 'm', long = "model")]
+            model: $crate::cli::args::PathArg,
+            /// bytes the process may hold: 48M, 1.5G, or a share of the model's size such as 40%
+            /// (default: what the machine has, less a margin)
+            #[argh(option)]
+            budget: Option<String>,
+            /// compute threads (default: one a core)
+            #[argh(option, short = 't')]
+            threads: Option<u32>,
+            /// most prompt tokens that share one reading of the weights (default: as the budget allows)
+            #[argh(option, short = 'b', long = "batch-size")]
+            batch_size: Option<u32>,
+            /// type of the KV cache: f16 or q8_0 (default: f16)
+            #[argh(option, long = "kv-type")]
+            kv_type: Option<String>,
+            /// how to read: auto, uring or pread (default: auto)
+            #[argh(option)]
+            io: Option<String>,
+            /// read through the page cache instead of past it
+            #[argh(switch)]
+            buffered: bool,
+            /// reads in flight (default: as many as keep the device busy)
+            #[argh(option, long = "queue-depth")]
+            queue_depth: Option<u16>,
+            /// slow reads down, for trials: 300M or 300M,80us
+            #[argh(option, long = "throttle-read")]
+            throttle_read: Option<String>,
+            /// make reads fail, for trials: seed=1,fail=2%,late=5% ...
+            #[argh(option)]
+            fault: Option<String>,
+            /// f32 activations instead of int8: slower, for comparisons
+            #[argh(switch, long = "exact-activations")]
+            exact_activations: bool,
+            $($fields)*
+        }
+
+        impl $name {
+            fn machine(&self) -> $crate::cli::setup::Machine<'_> {
+                $crate::cli::setup::Machine {
+                    model: &self.model.0,
+                    budget: self.budget.as_deref(),
+                    threads: self.threads,
+                    batch: self.batch_size,
+                    kv_type: self.kv_type.as_deref(),
+                    io: self.io.as_deref(),
+                    buffered: self.buffered,
+                    queue_depth: self.queue_depth,
+                    throttle: self.throttle_read.as_deref(),
+                    fault: self.fault.as_deref(),
+                    exact: self.exact_activations,
+                }
+            }
+        }
+    };
+}
+pub(super) use runs_a_model;
+
+/// The shared options as they were given.
+#[derive(Clone, Copy)]
+pub struct Machine<'a> {
+    /// Path of the model.
+    pub model: &'a Path,
+    /// Size or share.
+    pub budget: Option<&'a str>,
+    /// Compute threads.
+    pub threads: Option<u32>,
+    /// Largest batch.
+    pub batch: Option<u32>,
+    /// Name of the KV cache's type.
+    pub kv_type: Option<&'a str>,
+    /// Name of the backend.
+    pub io: Option<&'a str>,
+    /// Through the page cache.
+    pub buffered: bool,
+    /// Reads in flight.
+    pub queue_depth: Option<u16>,
+    /// Throttle.
+    pub throttle: Option<&'a str>,
+    /// Faults.
+    pub fault: Option<&'a str>,
+    /// f32 activations.
+    pub exact: bool,
+}
+
+/// What a run needs besides the shared options.
+#[derive(Clone, Copy)]
+pub struct Need {
+    /// Positions of the KV cache.
+    pub context: u32,
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Whether tokens are scored.
+    pub score: bool,
+}
+
+impl Machine<'_> {
+    /// Loads the model's resident part.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn load(&self) -> Result<(Info, Weights), Error> {
+        model::load(self.model)
+    }
+
+    /// The options of a session, once the model and the prompt are known. The options that need
+    /// neither are checked as well, so that a wrong one is an error of usage.
+    ///
+    /// # Errors
+    /// An option that can't be understood or met.
+    pub fn options(&self, info: &Info, need: Need) -> Result<Options, Error> {
+        let usage =
+            |name: &str, why: &dyn std::fmt::Display| Error::Usage(format!("{name}: {why}"));
+        let budget = match self.budget {
+            Some(text) => budget::parse_size(text, Some(info.file_bytes))
+                .map_err(|e| usage("--budget", &e))?,
+            None => default_budget(info.file_bytes),
+        };
+        let threads = match self.threads {
+            Some(0) => return Err(usage("--threads", &"at least one thread is needed")),
+            Some(n) if n > 1024 => {
+                return Err(usage("--threads", &"more than 1024 are not supported"));
+            }
+            Some(n) => n,
+            None => thread::available_parallelism().map_or(1, |n| n.get() as u32),
+        };
+        let kv_type = match self.kv_type {
+            None => KvType::F16,
+            Some(name) => KvType::from_name(name).ok_or_else(|| {
+                usage(
+                    "--kv-type",
+                    &format_args!("'{name}' is not a type; f16 or q8_0"),
+                )
+            })?,
+        };
+        let kind = match self.io {
+            None | Some("auto") => io::Kind::Auto,
+            Some("uring") => io::Kind::Uring,
+            Some("pread") => io::Kind::Pread,
+            Some(other) => {
+                return Err(usage(
+                    "--io",
+                    &format_args!("'{other}' is not a way to read; auto, uring or pread"),
+                ));
+            }
+        };
+        if self
+            .queue_depth
+            .is_some_and(|depth| depth == 0 || depth > io::DEPTH_MAX)
+        {
+            return Err(usage(
+                "--queue-depth",
+                &format_args!("from 1 to {}", io::DEPTH_MAX),
+            ));
+        }
+        if self.batch == Some(0) {
+            return Err(usage("--batch-size", &"at least one token"));
+        }
+        Ok(Options {
+            budget,
+            context: need.context,
+            prompt: need.prompt,
+            batch: self.batch,
+            score: need.score,
+            threads,
+            kv_type,
+            exact: self.exact,
+            kernels: Kernels::from_env().map_err(|e| Error::Usage(e.to_string()))?,
+            direct: if self.buffered {
+                Direct::Off
+            } else {
+                Direct::Auto
+            },
+            queue_depth: self.queue_depth,
+            io: io::Options {
+                kind,
+                throttle: self
+                    .throttle
+                    .map(Limits::parse)
+                    .transpose()
+                    .map_err(|e| usage("--throttle-read", &e))?,
+                faults: self
+                    .fault
+                    .map(FaultPlan::parse)
+                    .transpose()
+                    .map_err(|e| usage("--fault", &e))?,
+                ..io::Options::default()
+            },
+            stop: &signals::STOP,
+        })
+    }
+}
+
+/// What the machine has, less a margin for others and for what the kernel keeps for us; enough for
+/// any model that we were asked for where the machine doesn't say.
+fn default_budget(file_bytes: u64) -> u64 {
+    match budget::available() {
+        Some(available) => available.bytes - (available.bytes / 16).min(512 << 20),
+        None => file_bytes.saturating_mul(2).max(1 << 30),
+    }
+}
+
+/// What the process holds now, and what its own code will take when all of it has been touched.
+pub fn held() -> u64 {
+    let resident = Resident::read().unwrap_or_default();
+    let program = std::fs::metadata("/proc/self/exe").map_or(0, |meta| meta.len());
+    resident.anon + resident.shmem + resident.file.max(program)
+}
+
+/// A prompt or document: text from the command line, or from a file (`-` is stdin).
+///
+/// # Errors
+/// Both or neither given, or a file that can't be read.
+pub fn text(prompt: Option<&str>, file: Option<&Path>) -> Result<Vec<u8>, Error> {
+    match (prompt, file) {
+        (Some(prompt), None) => Ok(prompt.as_bytes().to_vec()),
+        (None, Some(path)) if path == Path::new("-") => {
+            read(&mut std::io::stdin().lock(), Path::new("stdin"))
+        }
+        (None, Some(path)) => {
+            let mut file = File::open(path).map_err(|error| Error::io(path, "open it", error))?;
+            read(&mut file, path)
+        }
+        (Some(_), Some(_)) => Err(Error::Usage("give -p TEXT or -f FILE, not both".into())),
+        (None, None) => Err(Error::Usage(
+            "give the text with -p TEXT or -f FILE ('-f -' reads stdin)".into(),
+        )),
+    }
+}
+
+fn read(from: &mut impl Read, path: &Path) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    from.take(TEXT_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| Error::io(path, "read it", error))?;
+    if bytes.len() as u64 > TEXT_MAX {
+        return Err(Error::Usage(format!(
+            "{}: is larger than {} MiB",
+            path.display(),
+            TEXT_MAX >> 20
+        )));
+    }
+    Ok(bytes)
+}

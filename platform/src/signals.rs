@@ -1,0 +1,29 @@
+//! SIGINT and SIGTERM ask the running loop to stop; it does so at its next turn.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+/// The signal that came first, 0 while there is none.
+pub static STOP: AtomicI32 = AtomicI32::new(0);
+
+/// Signals that ask to stop.
+const ASKS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+
+extern "C" fn note(signal: i32) {
+    let _ = STOP.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Listens from now on. A second signal of the same kind ends the process at once, so that a stuck
+/// device can't hold it.
+pub fn listen() {
+    let action = SigAction::new(
+        SigHandler::Handler(note),
+        SaFlags::SA_RESETHAND,
+        SigSet::empty(),
+    );
+    for signal in ASKS {
+        // SAFETY: the handler only touches an atomic, which is allowed in a signal handler.
+        let _ = unsafe { sigaction(signal, &action) };
+    }
+}
