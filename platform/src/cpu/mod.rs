@@ -17,6 +17,8 @@
 pub mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod error;
 mod isa;
 #[cfg(target_arch = "aarch64")]
@@ -87,6 +89,8 @@ impl Kernels {
             Isa::NeonDot => neon::DOT_TABLE,
             #[cfg(target_arch = "aarch64")]
             Isa::NeonI8mm => neon::I8MM_TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512::TABLE,
             _ => return None,
         };
         Some(Self::of(isa, table))

@@ -178,12 +178,14 @@ impl Scratch {
     /// Bytes that [`Scratch::for_cols`] allocates: for the ledger. A multiple of 64.
     #[must_use]
     pub const fn bytes_for(cols_max: usize) -> usize {
-        let cols = if cols_max < SCRATCH_COLS {
-            cols_max.next_multiple_of(256)
+        let cols = 2 * cols_max.next_multiple_of(256);
+        let cols = if cols < SCRATCH_COLS {
+            cols
         } else {
             SCRATCH_COLS
         };
-        // 64 bytes a column: 16 rows of f32, or 32 rows of codes with their scales and minima.
+        // 64 bytes a column: 32 rows of codes with their scales and minima for all of the columns,
+        // or 32 rows of f32 for half of them.
         // 16 KiB: whatever an instruction set keeps for a tile of tokens.
         cols * 64 + 16 * 1024
     }
@@ -222,7 +224,7 @@ mod tests {
             assert!(scratch.as_mut_slice().as_ptr().addr().is_multiple_of(64));
             assert!(scratch.fits(cols) && !scratch.fits(cols + 1));
         }
-        assert_eq!(Scratch::bytes_for(1024), Scratch::bytes_for(1 << 40));
+        assert_eq!(Scratch::bytes_for(512), Scratch::bytes_for(1 << 40));
     }
 
     #[test]
