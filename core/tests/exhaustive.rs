@@ -102,7 +102,7 @@ fn run<P: Policy>(
             })
             .collect();
         let more = pass + 1 < setting.passes;
-        witness.begin(&gather);
+        witness.begin(&gather, plan.steps.len());
         engine.handle(Event::Begin {
             gather: &gather,
             next: more.then_some(setting.gathers),

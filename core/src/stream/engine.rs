@@ -129,7 +129,7 @@ pub struct Engine<'m, P> {
     pub(super) pass: u32,
     pub(super) next: Option<u32>,
     /// Steps that a pass runs, and the piece behind the last that they use.
-    limit: u32,
+    pub(super) limit: u32,
     pub(super) limit_end: u32,
 
     /// The open step, its pieces `first..end`, the sweep over them, and how many are unsubmitted.
@@ -266,10 +266,13 @@ impl<'m, P: Policy> Engine<'m, P> {
     /// of a prompt in several batches, only the last needs the head.
     ///
     /// # Panics
-    /// While a pass runs, or when the plan has fewer steps.
+    /// While a pass runs, for no step at all, or when the plan has fewer.
     pub fn set_steps(&mut self, steps: u32) {
         assert_eq!(self.state, State::Idle, "steps are set between passes");
+        assert!(steps > 0, "a pass has a step");
         let running = &self.steps[..steps as usize];
+        // Read-ahead may have gone by pieces that are used after all.
+        self.ahead = self.ahead.min(self.limit_end);
         self.limit = steps;
         self.limit_end = running.iter().map(|step| step.count).sum();
     }

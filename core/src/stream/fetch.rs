@@ -41,9 +41,7 @@ impl<P: Policy> Engine<'_, P> {
         } else {
             position - self.planned
         };
-        let later = !this || self.state != State::Running;
-        let reserve = if later { self.reserve() } else { 0 };
-        let slot = self.slot_for(this && self.needed(piece), reserve)?;
+        let slot = self.slot_for(this && self.needed(piece), self.reserve(this))?;
         if self.ahead == position {
             self.ahead += 1;
         }
@@ -63,14 +61,18 @@ impl<P: Policy> Engine<'_, P> {
         None
     }
 
-    /// Moves read-ahead to the next piece that isn't in memory.
-    fn next_position(&mut self) -> Option<u32> {
-        // A whole cycle ahead the pieces are those of the open step again.
-        let end = match (self.state, self.next) {
+    /// How far read-ahead may go. A whole cycle ahead the pieces are those of the open step again.
+    fn horizon(&self) -> u32 {
+        match (self.state, self.next) {
             (State::Running, Some(_)) => self.first + self.planned,
             (State::Running, None) | (_, Some(_)) => self.planned,
             (_, None) => 0,
-        };
+        }
+    }
+
+    /// Moves read-ahead to the next piece that isn't in memory.
+    fn next_position(&mut self) -> Option<u32> {
+        let end = self.horizon();
         while self.ahead < end {
             let this = self.ahead < self.planned;
             let piece = if this {
@@ -85,13 +87,16 @@ impl<P: Policy> Engine<'_, P> {
                     return Some(self.ahead);
                 }
                 Place::Ready if !done => {
-                    // As good as just read, and as safe.
+                    // As good as just read, and as safe; so it needs the same room.
                     let slot = self.homes[piece as usize];
                     if self
                         .queue
                         .worth(slot)
                         .is_some_and(|worth| worth < Worth::AHEAD)
                     {
+                        if self.queue.spare() <= self.reserve(this) {
+                            return None;
+                        }
                         self.queue.remove(slot);
                         self.queue.push(slot, Worth::AHEAD);
                     }
@@ -106,7 +111,7 @@ impl<P: Policy> Engine<'_, P> {
     /// With nothing else to read, a piece of no step that the policy wants, into an empty slot.
     fn poll_loose(&mut self) -> Option<ReadCommand> {
         let wanted = self.state == State::Running || self.next.is_some();
-        while wanted && self.loose_next < self.policy.loose() {
+        while wanted && self.ahead >= self.horizon() && self.loose_next < self.policy.loose() {
             let piece = self.planned + self.loose_next;
             assert!(
                 piece < self.first_row,
@@ -130,15 +135,16 @@ impl<P: Policy> Engine<'_, P> {
         None
     }
 
-    /// Slots to leave to the rows that the next pass will gather. Half the reads, so that rows fly
-    /// side by side; not so many that a small ring can't read ahead at all.
-    fn reserve(&self) -> u32 {
+    /// Slots that read-ahead leaves alone: none in the running pass, but for the next one what its
+    /// rows will need. Half the reads, so that rows fly side by side; not so many that a small ring
+    /// can't read ahead at all.
+    fn reserve(&self, this: bool) -> u32 {
+        if this && self.state == State::Running {
+            return 0;
+        }
         let slots = self.queue.len() as u32 / 4;
-        self.next
-            .unwrap_or(0)
-            .min(self.reads.len() as u32 / 2)
-            .min(slots)
-            .max(1)
+        let rows = self.next.unwrap_or(0);
+        rows.min(self.reads.len() as u32 / 2).min(slots).max(1)
     }
 
     /// A slot of lower worth than read-ahead, out of its list and empty. If there is none, and the

@@ -148,7 +148,9 @@ fn begin<P: Policy>(
         }
     }
     let next = bytes.below(plan.rows + 2).checked_sub(1);
-    witness.begin(&gather);
+    let limit = plan.steps.len() as u32 - bytes.below(2).min(plan.steps.len() as u32 - 1);
+    witness.begin(&gather, limit as usize);
+    engine.set_steps(limit);
     engine.handle(Event::Begin {
         gather: &gather,
         next,
