@@ -7,6 +7,7 @@ pub mod cases;
 pub mod golden;
 pub mod models;
 pub mod reference;
+pub mod run;
 
 use std::path::{Path, PathBuf};
 

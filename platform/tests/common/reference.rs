@@ -23,6 +23,8 @@ pub struct Reference {
     /// Local layers see this many tokens, themselves included.
     window: usize,
     activation: fn(f64) -> f64,
+    /// What a key or value is kept as.
+    cached: fn(f64) -> f64,
     tensors: HashMap<String, Matrix>,
 }
 
@@ -89,9 +91,16 @@ impl Reference {
             softcap: float("final_logit_softcapping"),
             window: count("attention.sliding_window").unwrap_or(usize::MAX),
             activation,
+            cached: |x| x,
             tensors: tensors.collect(),
             arch,
         }
+    }
+
+    /// The same model, whose keys and values are rounded to halves.
+    pub fn with_halves_cached(self) -> Self {
+        let cached = |x| half::f16::from_f64(x).to_f64();
+        Self { cached, ..self }
     }
 
     /// Logits of every position, (position, token).
@@ -150,8 +159,9 @@ impl Reference {
         for (position, x) in stream.iter().enumerate() {
             let x = self.norm(&name("attn_norm.weight"), x);
             queries.push(rotated("attn_q", &x, position));
-            keys.push(rotated("attn_k", &x, position));
-            values.push(project("attn_v", &x));
+            let cached = |row: Vec<f64>| row.into_iter().map(self.cached).collect::<Vec<_>>();
+            keys.push(cached(rotated("attn_k", &x, position)));
+            values.push(cached(project("attn_v", &x)));
         }
 
         for (position, x) in stream.iter_mut().enumerate() {
