@@ -6,7 +6,7 @@
 //! code of whatever instruction set it inlines them into; only halves need an instruction of their
 //! own ([`Halves`]).
 
-use leanstream_core::quant::{QuantType, mxfp4};
+use leanstream_core::quant::QuantType;
 
 /// Weights in a whole chunk.
 pub(super) const CHUNK: usize = 256;
@@ -143,11 +143,25 @@ unsafe fn two_halves<H: Halves, const BYTES: usize>(chunk: &[u8]) -> Scales {
 /// Blocks of 32 that start with an exponent.
 #[inline(always)]
 unsafe fn one_exponent<H: Halves, const BYTES: usize>(chunk: &[u8]) -> Scales {
-    let mut s = [0f32; 16];
-    for (s, block) in s.iter_mut().zip(chunk.as_chunks::<BYTES>().0) {
-        *s = mxfp4::half_scale(block[0]);
+    let mut exponents = [0u8; GROUPS];
+    for (e, block) in exponents.iter_mut().zip(chunk.as_chunks::<BYTES>().0) {
+        *e = block[0];
     }
-    Scales { s, m: [0.0; 16] }
+    let mut s = exponents.map(half_scale);
+    s[chunk.len() / BYTES..].fill(0.0);
+    Scales {
+        s: padded(s),
+        m: [0.0; 16],
+    }
+}
+
+/// As `mxfp4::half_scale`, without a branch.
+#[inline(always)]
+fn half_scale(e: u8) -> f32 {
+    let e = u32::from(e);
+    let normal = e.wrapping_sub(1) << 23;
+    let subnormal = 0x0020_0000 << (e & 1);
+    f32::from_bits(if e < 2 { subnormal } else { normal })
 }
 
 #[inline(always)]
@@ -183,7 +197,7 @@ unsafe fn q3_k<H: Halves, const BYTES: usize>(chunk: &[u8]) -> Scales {
     let bytes: [u8; 16] = bytes_of(words);
     let mut s = [0f32; 16];
     for (s, byte) in s.iter_mut().zip(bytes) {
-        *s = d * f32::from(byte as i8 - 32);
+        *s = d * (f32::from(byte) - 32.0);
     }
     Scales { s, m: [0.0; 16] }
 }
@@ -274,4 +288,16 @@ unsafe fn pair<H: Halves>(a: u16, b: u16) -> (f32, f32) {
     // SAFETY: the caller's duty is the same.
     let wide = unsafe { H::widen([a, b, 0, 0, 0, 0, 0, 0]) };
     (wide[0], wide[1])
+}
+
+#[cfg(test)]
+mod tests {
+    use leanstream_core::quant::mxfp4;
+
+    #[test]
+    fn exponents_are_what_core_says() {
+        for e in 0..=u8::MAX {
+            assert_eq!(super::half_scale(e), mxfp4::half_scale(e), "{e}");
+        }
+    }
 }
