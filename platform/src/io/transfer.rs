@@ -183,8 +183,8 @@ impl Transfer {
             // What a kernel says that can't do this read directly, whatever it did before.
             Err(errno @ (Errno(libc::EINVAL) | Errno(libc::EOPNOTSUPP))) if request.direct => {
                 Counters::add(&counters.refused, 1);
+                // The next request sees it, here and in every other read of the file.
                 file.refuse_direct(errno);
-                self.direct = false;
                 Next::Again
             }
             Err(errno) => self.failed(Cause::Os(errno)),
@@ -230,5 +230,134 @@ impl Transfer {
         };
         Counters::add(counter, 1);
         arena.end_fill(self.fill, ok);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::Direct;
+    use leanstream_core::units::{Extent, PieceId, SlotId};
+    use std::sync::atomic::Ordering;
+
+    /// A kernel played by the test.
+    struct Rig {
+        source: Source,
+        arena: Arena,
+        counters: Counters,
+        transfer: Transfer,
+    }
+
+    impl Rig {
+        /// A read of the first 64 KiB of this program. `None` where it can't be read directly.
+        fn new(direct: Direct) -> Option<Self> {
+            let this = std::env::current_exe().unwrap();
+            let source = Source::open(&[this], direct).unwrap();
+            if direct == Direct::Auto && !source.files()[0].is_direct() {
+                eprintln!("no O_DIRECT here");
+                return None;
+            }
+            let arena = Arena::new(1, 64 << 10).unwrap();
+            let command = ReadCommand {
+                read: ReadId(0),
+                slot: SlotId(0),
+                piece: PieceId(0),
+                extent: Extent {
+                    file: FileId(0),
+                    offset: 0,
+                    len: 64 << 10,
+                },
+            };
+            let transfer = Transfer::begin(&command, &source, &arena, 0).unwrap();
+            Some(Self {
+                source,
+                arena,
+                counters: Counters::default(),
+                transfer,
+            })
+        }
+
+        /// Answer the next request; give what was asked (offset, length, direct) and what follows.
+        fn answer(&mut self, answer: Result<u32, i32>) -> ((u64, u32, bool), Next) {
+            let request = self.transfer.request(&self.source, None);
+            let start = self.arena.as_base_ptr().as_ptr() as u64;
+            assert_eq!(
+                request.ptr as u64 - start,
+                request.offset,
+                "bytes go to their place"
+            );
+            let answer = answer.map_err(Errno);
+            let next = self
+                .transfer
+                .answered(request, answer, &self.source, None, &self.counters);
+            ((request.offset, request.len, request.direct), next)
+        }
+    }
+
+    #[test]
+    fn direct_reads_go_on_from_an_aligned_place() {
+        let Some(mut rig) = Rig::new(Direct::Auto) else {
+            return;
+        };
+        let align = rig.source.align();
+        let all = 64 << 10;
+        // Some whole units and a bit: the bit is read again.
+        let (asked, next) = rig.answer(Ok(3 * align + 17));
+        assert_eq!((asked, next), ((0, all, true), Next::Again));
+        let at = 3 * align;
+        // Less than a unit: that can't go on directly, so it does without.
+        let (asked, next) = rig.answer(Ok(5));
+        assert_eq!((asked, next), ((at.into(), all - at, true), Next::Again));
+        let (asked, next) = rig.answer(Ok(1));
+        let at = at + 5;
+        assert_eq!((asked, next), ((at.into(), all - at, false), Next::Again));
+        let (asked, next) = rig.answer(Ok(all - at - 1));
+        let at = at + 1;
+        assert_eq!((asked, next), ((at.into(), all - at, false), Next::Filled));
+        assert_eq!(rig.counters.short.load(Ordering::Relaxed), 3);
+        assert!(
+            rig.source.files()[0].is_direct(),
+            "only this read gave it up"
+        );
+    }
+
+    #[test]
+    fn refusals_reach_every_read_of_the_file() {
+        let Some(mut rig) = Rig::new(Direct::Auto) else {
+            return;
+        };
+        let (_, next) = rig.answer(Err(libc::EINVAL));
+        assert_eq!(next, Next::Again);
+        assert_eq!(rig.source.mode(), "buffered(EINVAL)");
+        // The same answer without O_DIRECT is the end.
+        let (asked, next) = rig.answer(Err(libc::EINVAL));
+        assert!(!asked.2);
+        let failed = |next| match next {
+            Next::Failed(error) => error.cause,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(failed(next), Cause::Os(Errno(libc::EINVAL)));
+        let (_, next) = rig.answer(Err(libc::EIO));
+        assert_eq!(failed(next), Cause::Os(Errno(libc::EIO)));
+        let (_, next) = rig.answer(Ok(0));
+        assert_eq!(failed(next), Cause::Truncated { end: 0 });
+    }
+
+    #[test]
+    fn patience_ends_but_starts_anew_with_each_byte() {
+        let mut rig = Rig::new(Direct::Off).unwrap();
+        for _ in 0..2 {
+            for _ in 0..RETRIES_MAX {
+                assert_eq!(rig.answer(Err(libc::EAGAIN)).1, Next::Again);
+            }
+            assert_eq!(rig.answer(Ok(1)).1, Next::Again);
+        }
+        for _ in 0..RETRIES_MAX {
+            assert_eq!(rig.answer(Err(libc::EINTR)).1, Next::Again);
+        }
+        let Next::Failed(error) = rig.answer(Err(libc::EINTR)).1 else {
+            panic!("it must end");
+        };
+        assert_eq!(error.cause, Cause::TooManyRetries(Errno(libc::EINTR)));
     }
 }
