@@ -119,9 +119,7 @@ impl Perplexity {
         let mut running = Vec::with_capacity(chunks);
         let mut out = Out::new();
         for (index, part) in tokens.chunks_exact_mut(chunk).take(chunks).enumerate() {
-            for scored in chunk / 2..chunk - 1 {
-                targets[scored] = part[scored + 1];
-            }
+            targets[chunk / 2..chunk - 1].copy_from_slice(&part[chunk / 2 + 1..]);
             if let Some(bos) = bos {
                 part[0] = bos;
             }
