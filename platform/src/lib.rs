@@ -6,6 +6,7 @@ pub mod budget;
 pub mod cli;
 pub mod cpu;
 pub mod error;
+pub mod fetch;
 pub mod gguf_write;
 pub mod io;
 pub mod pool;

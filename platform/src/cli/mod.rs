@@ -1,11 +1,15 @@
 //! The command line: one subcommand a file.
 
 mod args;
+mod bench;
+mod demo;
+mod inspect;
 mod output;
 mod perplexity;
 mod run;
 mod setup;
 mod tokenize;
+mod verify;
 
 use std::ffi::OsString;
 
@@ -30,6 +34,10 @@ enum Command {
     Run(run::Run),
     Perplexity(perplexity::Perplexity),
     Tokenize(tokenize::Tokenize),
+    Inspect(inspect::Inspect),
+    Verify(verify::Verify),
+    Bench(bench::Bench),
+    Demo(demo::Demo),
 }
 
 /// Runs the process's command and returns its exit code. Whatever goes wrong is told on stderr.
@@ -66,6 +74,10 @@ fn dispatch(args: impl IntoIterator<Item = OsString>, allocator: &Counting) -> R
         Some(Command::Run(command)) => command.execute(allocator),
         Some(Command::Perplexity(command)) => command.execute(),
         Some(Command::Tokenize(command)) => command.execute(),
+        Some(Command::Inspect(command)) => command.execute(),
+        Some(Command::Verify(command)) => command.execute(),
+        Some(Command::Bench(command)) => command.execute(allocator),
+        Some(Command::Demo(command)) => command.execute(allocator),
         None => Err(Error::Usage(
             "no command was given. Try 'leanstream --help'.".into(),
         )),

@@ -121,7 +121,24 @@ pub struct Need {
     pub score: bool,
 }
 
-impl Machine<'_> {
+impl<'a> Machine<'a> {
+    /// A model with everything else at its default.
+    pub fn of(model: &'a Path) -> Self {
+        Self {
+            model,
+            budget: None,
+            threads: None,
+            batch: None,
+            kv_type: None,
+            io: None,
+            buffered: false,
+            queue_depth: None,
+            throttle: None,
+            fault: None,
+            exact: false,
+        }
+    }
+
     /// Loads the model's resident part.
     ///
     /// # Errors

@@ -256,11 +256,15 @@ fn commonest(matrices: &[Matrix]) -> &'static str {
         .map_or("", |ty| ty.name())
 }
 
+/// What an architecture describes, collected.
 #[derive(Default)]
-struct Parts {
-    matrices: Vec<Matrix>,
-    vectors: Vec<Vector>,
-    steps: Vec<StepPlan>,
+pub struct Parts {
+    /// Matrices, by id.
+    pub matrices: Vec<Matrix>,
+    /// Vectors, by id.
+    pub vectors: Vec<Vector>,
+    /// Steps, in order.
+    pub steps: Vec<StepPlan>,
     embedding: Option<MatrixId>,
     rope_factors: Option<VectorId>,
 }

@@ -89,6 +89,23 @@ impl Stats {
         (1.0 - self.stalled.as_secs_f64() / self.io_busy.as_secs_f64()).max(0.0)
     }
 
+    /// Adds what `other` did.
+    pub fn add(&mut self, other: &Self) {
+        let (a, b) = (&mut self.counters, &other.counters);
+        a.passes += b.passes;
+        a.pieces += b.pieces;
+        a.hits += b.hits;
+        a.reads += b.reads;
+        a.bytes_read += b.bytes_read;
+        a.bytes_useful += b.bytes_useful;
+        a.retries += b.retries;
+        a.dropped += b.dropped;
+        a.rereads += b.rereads;
+        a.waits += b.waits;
+        self.stalled += other.stalled;
+        self.io_busy += other.io_busy;
+    }
+
     /// What was done since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let (a, b) = (&self.counters, &before.counters);

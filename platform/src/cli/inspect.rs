@@ -1,0 +1,230 @@
+//! `leanstream inspect`: what is in a model, and how it would run in a budget.
+
+use std::fmt::Write as _;
+
+use leanstream_core::gguf::Value as Meta;
+use leanstream_core::ledger::Kind;
+use leanstream_core::stream::policy::cyclic::{Cyclic, Shape};
+use serde_json::{Value, json};
+
+use super::output::print;
+use super::setup::{self, Need, runs_a_model};
+use crate::budget::parse_size;
+use crate::error::{Error, mib};
+use crate::run::memory::table;
+use crate::run::model::{self, Headers};
+use crate::run::session::Memory;
+
+/// Elements of a metadata array that are shown.
+const SHOWN_MAX: usize = 6;
+
+/// Bytes of a metadata string that are shown.
+const SHOWN_BYTES: usize = 60;
+
+runs_a_model! {
+    /// Show metadata, tensors, and the memory plan for budgets.
+    #[argh(subcommand, name = "inspect")]
+    pub struct Inspect {
+        /// positions of the KV cache in the plan (default: 512)
+        #[argh(option, short = 'c', long = "ctx-size", default = "512")]
+        ctx_size: u32,
+        /// bytes per second of the storage, for the plan's speed (default: 1G)
+        #[argh(option, default = "\"1G\".into()")]
+        bandwidth: String,
+        /// leave out the list of tensors
+        #[argh(switch, long = "no-tensors")]
+        no_tensors: bool,
+        /// print one JSON object
+        #[argh(switch)]
+        json: bool,
+    }
+}
+
+impl Inspect {
+    pub(super) fn execute(&self) -> Result<(), Error> {
+        let bandwidth = parse_size(&self.bandwidth, None)
+            .map_err(|error| Error::Usage(format!("--bandwidth: {error}")))?;
+        let headers = Headers::open(&self.model.0)?;
+        let (metadata, tensors) = headers.with(|shards, _| {
+            let metadata: Vec<(String, String)> = shards[0]
+                .metadata()
+                .map(|(key, value)| (key.to_owned(), show(&value)))
+                .collect();
+            let tensors: Vec<Value> = shards
+                .iter()
+                .flat_map(|shard| shard.tensors())
+                .map(|tensor| {
+                    json!({
+                        "name": tensor.name,
+                        "type": tensor.ty.name(),
+                        "dims": &tensor.dims[..tensor.n_dims],
+                        "offset": tensor.offset,
+                        "bytes": tensor.bytes,
+                    })
+                })
+                .collect();
+            Ok((metadata, tensors))
+        })?;
+        drop(headers);
+        let budgets: Vec<Option<&str>> = match &self.budget {
+            None => vec![None],
+            Some(list) => list.split(',').map(|item| Some(item.trim())).collect(),
+        };
+        let mut plans = Vec::new();
+        for budget in budgets {
+            plans.push(self.plan(budget, bandwidth)?);
+        }
+        if self.json {
+            let metadata: serde_json::Map<String, Value> = metadata
+                .into_iter()
+                .map(|(key, value)| (key, value.into()))
+                .collect();
+            let plans: Vec<&Value> = plans.iter().map(|(plan, _)| plan).collect();
+            return print(&format!(
+                "{}\n",
+                json!({ "metadata": metadata, "tensors": tensors, "plans": plans })
+            ));
+        }
+        let mut out = String::new();
+        // Writing to a String can't fail.
+        for (key, value) in &metadata {
+            let _ = writeln!(out, "{key} = {value}");
+        }
+        if !self.no_tensors {
+            let _ = writeln!(out);
+            for tensor in &tensors {
+                let text = |key: &str| tensor[key].as_str().unwrap_or("").to_owned();
+                let _ = writeln!(
+                    out,
+                    "{:<40} {:<7} {:<22} {:>12}",
+                    text("name"),
+                    text("type"),
+                    tensor["dims"].to_string(),
+                    mib(tensor["bytes"].as_u64().unwrap_or(0))
+                );
+            }
+        }
+        for (_, text) in &plans {
+            let _ = write!(out, "\n{text}");
+        }
+        print(&out)
+    }
+
+    /// The plan for one budget, as JSON and as text.
+    fn plan(&self, budget: Option<&str>, bandwidth: u64) -> Result<(Value, String), Error> {
+        let (info, mut weights) = model::load(&self.model.0)?;
+        let pass_bytes = weights.pass_bytes();
+        let need = Need {
+            context: self.ctx_size,
+            prompt: self.ctx_size,
+            score: false,
+        };
+        let options = setup::Machine {
+            budget,
+            ..self.machine()
+        }
+        .options(&info, need)?;
+        let memory = Memory::new(&info, &mut weights, &options, setup::held())?;
+        let plan = &memory.plan;
+        let shape = Shape {
+            planned: plan.planned,
+            loose: plan.loose,
+            rows: plan.batch,
+            slots: plan.slots,
+            reads_max: plan.reads_max,
+        };
+        let kept = Cyclic::new(shape).kept();
+        let resident = pass_bytes as f64 * f64::from(kept) / f64::from(plan.planned.max(1));
+        let streamed = pass_bytes as f64 - resident;
+        let rate = if streamed >= 1.0 {
+            Some(bandwidth as f64 / streamed)
+        } else {
+            None
+        };
+        let ledger: serde_json::Map<String, Value> = plan
+            .ledger
+            .iter()
+            .map(|(kind, bytes)| (kind.name().to_owned(), bytes.into()))
+            .collect();
+        let object = json!({
+            "budget_bytes": options.budget,
+            "held_bytes": plan.ledger.total(),
+            "ledger": ledger,
+            "context": self.ctx_size,
+            "batch": plan.batch,
+            "slots": plan.slots,
+            "slot_bytes": plan.slot_bytes,
+            "pieces": plan.planned,
+            "kept_pieces": kept,
+            "weights_bytes": pass_bytes,
+            "resident_bytes": resident as u64,
+            "streamed_bytes_per_token": streamed as u64,
+            "bandwidth": bandwidth,
+            "disk_bound_tokens_per_s": rate,
+        });
+        let speed = rate.map_or(
+            "nothing is read again: as fast as memory allows".into(),
+            |rate| {
+                format!(
+                    "at most {rate:.2} tokens/s at {:.2} GB/s",
+                    bandwidth as f64 / 1e9
+                )
+            },
+        );
+        let text = format!(
+            "budget {} (context {}, prompt batches of {}):\n{}\n  of {} of weights {} stay ({} of {} pieces), {} are \
+             read for each token: {speed}\n  arena: {} slots of {} KiB, {}\n",
+            mib(options.budget),
+            self.ctx_size,
+            plan.batch,
+            table(&plan.ledger),
+            mib(pass_bytes),
+            mib(resident as u64),
+            kept,
+            plan.planned,
+            mib(streamed as u64),
+            plan.slots,
+            plan.slot_bytes >> 10,
+            mib(plan.ledger.get(Kind::Arena)),
+        );
+        Ok((object, text))
+    }
+}
+
+/// A metadata value on one line.
+fn show(value: &Meta<'_>) -> String {
+    if let Some(array) = value.as_array() {
+        let items: Vec<String> = array
+            .values()
+            .take(SHOWN_MAX)
+            .map(|item| show(&item))
+            .collect();
+        let more = if array.len() > SHOWN_MAX {
+            format!(", ... {} in all", array.len())
+        } else {
+            String::new()
+        };
+        return format!("[{}{more}]", items.join(", "));
+    }
+    if let Some(bytes) = value.as_bytes() {
+        let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(SHOWN_BYTES)]).into_owned();
+        let more = if bytes.len() > SHOWN_BYTES {
+            format!("... {} bytes in all", bytes.len())
+        } else {
+            String::new()
+        };
+        return format!("{shown:?}{more}");
+    }
+    match (
+        value.as_bool(),
+        value.as_u64(),
+        value.as_i64(),
+        value.as_f32(),
+    ) {
+        (Some(flag), ..) => flag.to_string(),
+        (_, Some(number), ..) => number.to_string(),
+        (_, _, Some(number), _) => number.to_string(),
+        (.., Some(number)) => number.to_string(),
+        _ => "?".into(),
+    }
+}

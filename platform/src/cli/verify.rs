@@ -1,0 +1,185 @@
+//! `leanstream verify`: is this file whole?
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use leanstream_core::gguf::Gguf;
+use leanstream_core::plan::{self, Model};
+use leanstream_core::quant;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use super::args::PathArg;
+use super::output::print;
+use crate::error::Error;
+use crate::run::model::{Headers, Parts};
+use crate::signals;
+use crate::text::Tokenizer;
+
+/// Bytes read at a time.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Check a model's structure, that it can run, and on request every block of its weights.
+#[derive(argh::FromArgs)]
+#[argh(subcommand, name = "verify")]
+pub struct Verify {
+    /// the model
+    #[argh(option, short = 'm', long = "model")]
+    model: PathArg,
+    /// read all weights, and check every block's scales
+    #[argh(switch)]
+    blocks: bool,
+    /// print the SHA-256 of each file
+    #[argh(switch)]
+    sha256: bool,
+    /// print one JSON object
+    #[argh(switch)]
+    json: bool,
+}
+
+/// A tensor to be read: its name, shard, format, place and length.
+struct Region {
+    name: String,
+    file: usize,
+    ty: quant::QuantType,
+    offset: u64,
+    bytes: u64,
+}
+
+impl Verify {
+    pub(super) fn execute(&self) -> Result<(), Error> {
+        let path = &self.model.0;
+        let headers = Headers::open(path)?;
+        let bad = |error: &dyn std::fmt::Display| Error::model(path, error);
+        let (regions, arch, version) = headers.with(|shards, tensors| {
+            let mut parts = Parts::default();
+            let hyper = plan::plan(
+                &Model {
+                    first: &shards[0],
+                    tensors,
+                },
+                &mut parts,
+            )
+            .map_err(|error| bad(&error))?;
+            Tokenizer::from_gguf(&shards[0]).map_err(|error| bad(&error))?;
+            Ok((regions(shards), hyper.arch.name(), shards[0].version()))
+        })?;
+        let files: Vec<PathBuf> = headers.files().map(|(path, _)| path.to_owned()).collect();
+        drop(headers);
+        let blocks = if self.blocks {
+            check_blocks(&files, &regions)?
+        } else {
+            0
+        };
+        let mut sums = Vec::new();
+        if self.sha256 {
+            for file in &files {
+                sums.push(sha256(file)?);
+            }
+        }
+        if self.json {
+            let summary = json!({
+                "ok": true,
+                "architecture": arch,
+                "gguf_version": version,
+                "tensors": regions.len(),
+                "blocks_checked": blocks,
+                "sha256": sums,
+            });
+            return print(&format!("{summary}\n"));
+        }
+        let mut out = format!(
+            "{}: GGUF v{version}, {arch}, {} tensors: ok\n",
+            path.display(),
+            regions.len()
+        );
+        if self.blocks {
+            out.push_str(&format!("{blocks} blocks of weights: ok\n"));
+        }
+        for (file, sum) in files.iter().zip(&sums) {
+            out.push_str(&format!("{sum}  {}\n", file.display()));
+        }
+        print(&out)
+    }
+}
+
+fn regions(shards: &[Gguf<'_>]) -> Vec<Region> {
+    let tensors = |(file, shard): (usize, &Gguf<'_>)| {
+        let region = |tensor: leanstream_core::gguf::Tensor<'_>| Region {
+            name: tensor.name.to_owned(),
+            file,
+            ty: tensor.ty,
+            offset: tensor.offset,
+            bytes: tensor.bytes,
+        };
+        shard.tensors().map(region).collect::<Vec<_>>()
+    };
+    shards.iter().enumerate().flat_map(tensors).collect()
+}
+
+/// Reads every tensor in bounded parts; returns the number of blocks.
+fn check_blocks(files: &[PathBuf], regions: &[Region]) -> Result<u64, Error> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut blocks = 0;
+    for region in regions {
+        let path = &files[region.file];
+        let file = File::open(path).map_err(|error| Error::io(path, "open it", error))?;
+        let block = region.ty.block_bytes();
+        let step = BUFFER_BYTES - BUFFER_BYTES % block;
+        let mut done = 0;
+        while done < region.bytes {
+            stopped()?;
+            let part = &mut buffer[..(region.bytes - done).min(step as u64) as usize];
+            file.read_exact_at(part, region.offset + done)
+                .map_err(|error| Error::io(path, "read its weights", error))?;
+            quant::check(region.ty, part).map_err(|error| {
+                Error::model(
+                    path,
+                    format_args!(
+                        "tensor {}: block {} has a scale or weight that is no finite number; the file is damaged: \
+                         download it again",
+                        region.name,
+                        blocks_in(done, block) + error.index as u64
+                    ),
+                )
+            })?;
+            done += part.len() as u64;
+        }
+        blocks += blocks_in(region.bytes, block);
+    }
+    Ok(blocks)
+}
+
+fn blocks_in(bytes: u64, block: usize) -> u64 {
+    bytes / block as u64
+}
+
+fn sha256(path: &Path) -> Result<String, Error> {
+    let mut file = File::open(path).map_err(|error| Error::io(path, "open it", error))?;
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        stopped()?;
+        let n = file
+            .read(&mut buffer)
+            .map_err(|error| Error::io(path, "read it", error))?;
+        if n == 0 {
+            return Ok(hash
+                .finalize()
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect());
+        }
+        hash.update(&buffer[..n]);
+    }
+}
+
+fn stopped() -> Result<(), Error> {
+    match signals::STOP.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        signal => Err(Error::Signal(signal)),
+    }
+}
