@@ -150,7 +150,7 @@ impl Bpe {
 
 /// Appends the alphabet's character for a byte: printable Latin-1 stands for itself, the 68 others
 /// are the characters from U+0100 on, in order.
-fn spell(byte: u8, out: &mut Vec<u8>) {
+pub(super) fn spell(byte: u8, out: &mut Vec<u8>) {
     let code = match byte {
         0x21..=0x7e => {
             out.push(byte);

@@ -14,9 +14,13 @@ mod bpe;
 mod error;
 mod merge;
 mod meta;
+#[cfg(test)]
+mod metadata;
 mod special;
 mod split;
 mod spm;
+#[cfg(test)]
+mod tests;
 mod unicode;
 mod utf8;
 mod vocab;
