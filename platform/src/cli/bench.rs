@@ -225,7 +225,7 @@ impl Bench {
         let mut samples: Vec<u64> = Vec::with_capacity(self.repeat as usize);
         let mut before = session.stats();
         let run = |session: &mut Session<'_>,
-                       warm: bool|
+                   warm: bool|
          -> Result<(Duration, crate::run::session::Stats), Error> {
             session.reset();
             if test.prompt > 0 {

