@@ -83,9 +83,7 @@ impl<P: Policy> Engine<'_, P> {
             let mark = self.marks[piece as usize];
             let done = this && (mark.used == self.pass || piece >= self.limit_end);
             match mark.place {
-                Place::Absent if !done && (!mark.bad || self.needed(piece)) => {
-                    return Some(self.ahead);
-                }
+                Place::Absent if !done => return Some(self.ahead),
                 Place::Ready if !done => {
                     // As good as just read, and as safe; so it needs the same room.
                     let slot = self.homes[piece as usize];
@@ -247,15 +245,14 @@ impl<P: Policy> Engine<'_, P> {
                         attempts,
                     });
                 } else if !draining {
+                    // Read-ahead is past it, so that a bad sector isn't tried over and over.
                     self.counters.dropped += 1;
-                    self.marks[piece as usize].bad = true;
                 }
             }
         }
     }
 
     fn filled(&mut self, piece: u32, slot: SlotId) {
-        self.marks[piece as usize].bad = false;
         // Behind the sweep nobody would come by it again.
         if self.needed(piece) && (self.gathering() || piece < self.sweep) {
             self.marks[piece as usize].place = Place::Arrived;

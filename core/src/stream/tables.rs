@@ -58,8 +58,6 @@ pub struct Mark {
     pub(super) place: Place,
     /// This pass gathers it and hasn't yet.
     pub(super) wanted: bool,
-    /// Read-ahead gave it up: it is tried again when its step waits for it.
-    pub(super) bad: bool,
 }
 
 /// What the engine remembers of a slot.

@@ -2,6 +2,7 @@
 //! second account of slots, reads and works.
 #![allow(dead_code)] // Each test file uses a part.
 
+pub mod machine;
 pub mod ops;
 
 use leanstream_core::port::{ReadCommand, Work};

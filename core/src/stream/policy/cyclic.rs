@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn keeps_exactly_as_many_as_it_says_and_evenly() {
-        for planned in 1..80 {
+        for planned in 1..if cfg!(miri) { 12 } else { 80 } {
             for slots in 1..=planned + 2 {
                 let cyclic = Cyclic::new(shape(planned, slots));
                 let kept = (0..planned).filter(|&p| cyclic.keeps(PieceId(p))).count() as u32;
