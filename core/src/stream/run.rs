@@ -99,9 +99,9 @@ impl<P: Policy> Engine<'_, P> {
         self.marks[piece as usize].place == Place::Arrived
     }
 
-    /// How many pieces that were read for this pass one work may hold. Two works then hold at most as
-    /// many slots as there may be reads, and a ring of twice the reads never runs dry while they are
-    /// computed. Pieces that are kept don't count, so a resident step is one work.
+    /// How many pieces that were read for this pass one work may hold: enough that a work is worth its
+    /// start, and no more, for the ring's slots come back only when it ends. Pieces that are kept don't
+    /// count, so a resident step is one work.
     fn fresh_max(&self) -> u32 {
         (self.reads.len() as u32 / 2).max(1)
     }

@@ -39,17 +39,20 @@ const RING_MIN: u32 = 4;
 impl Cyclic {
     /// Chooses the ring, then the kept set. If everything fits, everything is kept.
     ///
-    /// The ring has two slots for each read in flight (one filling, one waiting for its step or being
-    /// computed) and two more; but no more than an eighth of what has to be read anyway, so that on
-    /// small plans the ring itself doesn't cost more reads than its depth can save.
+    /// A slot of the ring is a slot that keeps nothing: `ring` more reads in each pass than need be, of
+    /// `missing`. Too small a ring, on the other hand, holds fewer reads in flight than the device
+    /// needs to be busy, and how many that is isn't known here. The root of `missing` keeps both
+    /// losses small; more than one and a half slots a read (one filling, half of one waiting or being
+    /// computed) and two are never of use.
     pub fn new(shape: Shape) -> Self {
         let room = shape.rows.min(1);
         let missing = shape
             .planned
             .saturating_add(room)
             .saturating_sub(shape.slots);
-        let deep = 2 * u32::from(shape.reads_max) + 2;
-        Self::with_ring(shape, deep.min((missing / 8).max(RING_MIN)))
+        let reads = u32::from(shape.reads_max);
+        let deep = reads + reads / 2 + 2;
+        Self::with_ring(shape, deep.min(missing.isqrt() + 2).max(RING_MIN))
     }
 
     /// The same with a given ring; it is cut to the slots there are.
