@@ -93,7 +93,13 @@ fn eight_bit_activations_are_as_near_to_exact_as_llama_cpp_s() {
 #[test]
 fn neither_budget_nor_threads_nor_batches_change_a_bit() {
     let scratch = Scratch::new("bits");
-    let names = ["llama-Q4_0", "llama-mixed", "gemma3-Q8_0", "arcee-F32"];
+    let names = [
+        "llama-Q4_0",
+        "llama-mixed",
+        "gemma3-Q8_0",
+        "gemma3-long",
+        "arcee-F32",
+    ];
     for case in cases::all()
         .into_iter()
         .filter(|case| names.contains(&case.name.as_str()))

@@ -24,8 +24,12 @@ pub const POSITIONS: usize = 3;
 pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |name: String, spec: Spec, golden: bool| {
-        // Past Gemma's window of 16, twice.
-        let count = if spec.arch == Arch::Gemma3 { 40 } else { 12 };
+        // Past Gemma's window of 16, twice; and past two blocks of the attention where it says so.
+        let count = match spec.arch {
+            _ if name.ends_with("long") => 150,
+            Arch::Gemma3 => 40,
+            Arch::Llama | Arch::Arcee => 12,
+        };
         let tokens = (0..count)
             .map(|i| (i * i * 7 + i * 31 + 5) % vocab::LEAST)
             .collect();
@@ -121,6 +125,13 @@ pub fn all() -> Vec<Case> {
         ..Spec::small(Arch::Llama, QuantType::Q4_K, 304)
     };
     add("llama-mixed".into(), mixed, true);
+    add("llama-long".into(), llama(307), true);
+    // A window that isn't a whole number of blocks and moves over their edges.
+    let gemma = Spec {
+        window: 80,
+        ..Spec::small(Arch::Gemma3, QuantType::F32, 102)
+    };
+    add("gemma3-long".into(), gemma, true);
     // llama.cpp ignores the key and always takes SiLU here.
     for activation in ["relu", "gelu"] {
         add(

@@ -26,7 +26,7 @@ def logits(path, tokens, positions):
     vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 
     params = llama.llama_context_default_params()
-    params.n_ctx = params.n_batch = params.n_ubatch = 64
+    params.n_ctx = params.n_batch = params.n_ubatch = 256
     params.n_threads = params.n_threads_batch = 1
     params.type_k = params.type_v = 0
     params.flash_attn_type = 0
