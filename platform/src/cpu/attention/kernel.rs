@@ -1,12 +1,14 @@
 //! One unit of attention: scores, running softmax and weighted sum, block by block.
 
 use super::plan::{CHUNK, Scratch, Unit};
+use super::product::{Matrix, multiply};
+use super::source::{Floats, Halves, KeyCodes, Source, ValueCodes, widen};
 use super::{AttendJob, Out};
 use crate::cpu::vector::lanes::{LANES_MAX, Lanes};
 use crate::cpu::vector::{exp_lanes, tanh_lanes};
 use crate::run::kv::{BLOCK, KvType};
 
-/// Rows up to which half floats are widened where they are used, rather than once a block.
+/// Rows up to which a block is widened where it is used, rather than once for all rows.
 const DIRECT_ROWS_MAX: usize = 2 * CHUNK;
 
 /// Compute one unit of a checked job.
@@ -30,27 +32,35 @@ pub(super) fn unit<L: Lanes>(
     unsafe { open(l, job, &unit, &s) };
     let first = job.first_position + unit.tokens.0;
     let last = first + unit.tokens.1 - 1;
-    let direct = rows <= DIRECT_ROWS_MAX && layout.ty() == KvType::F16;
+    let direct = rows <= DIRECT_ROWS_MAX;
     for block in job.oldest(first) / BLOCK..=last / BLOCK {
         let (keys, values) = job.kv.block(job.layer, unit.kv_head, block);
-        if direct {
-            let keys = Halves(keys.cast(), BLOCK);
-            let values = Halves(values.cast(), width);
-            // SAFETY: as above.
-            unsafe { rows_of_block(l, job, &unit, &s, block, keys, values) };
-        } else {
-            // SAFETY: as above.
-            unsafe {
-                match layout.ty() {
-                    KvType::F16 => {
-                        widen_f16(l, keys.cast(), head_dim * BLOCK, s.keys);
-                        widen_f16(l, values.cast(), BLOCK * width, s.values);
-                    }
-                    KvType::Q8_0 => {
-                        widen_q8_keys(l, keys, head_dim, s.keys);
-                        widen_q8_values(l, values, head_dim, s.values);
+        // SAFETY: as above.
+        unsafe {
+            match layout.ty() {
+                KvType::F16 => {
+                    let keys = Halves(keys.cast(), BLOCK);
+                    let values = Halves(values.cast(), width);
+                    if direct {
+                        rows_of_block(l, job, &unit, &s, block, keys, values);
+                    } else {
+                        widen(l, keys, head_dim, BLOCK, s.keys);
+                        widen(l, values, BLOCK, width, s.values);
                     }
                 }
+                KvType::Q8_0 => {
+                    let scales = s.scales.add(head_dim / 32 * BLOCK);
+                    let keys = KeyCodes::of(l, keys, head_dim, s.scales);
+                    let values = ValueCodes::of(l, values, head_dim, scales);
+                    if direct {
+                        rows_of_block(l, job, &unit, &s, block, keys, values);
+                    } else {
+                        widen(l, keys, head_dim, BLOCK, s.keys);
+                        widen(l, values, BLOCK, width, s.values);
+                    }
+                }
+            }
+            if !direct {
                 let keys = Floats(s.keys, BLOCK);
                 let values = Floats(s.values, width);
                 rows_of_block(l, job, &unit, &s, block, keys, values);
@@ -252,193 +262,4 @@ unsafe fn soften<L: Lanes>(
 #[inline(always)]
 const fn row_lanes(row: usize) -> usize {
     row * LANES_MAX
-}
-
-/// Half floats to floats. `count` is a multiple of LANES_MAX.
-///
-/// # Safety
-/// Both have `count` elements.
-#[inline(always)]
-unsafe fn widen_f16<L: Lanes>(l: L, from: *const u16, count: usize, to: *mut f32) {
-    for at in (0..count).step_by(L::N) {
-        // SAFETY: the caller vouches for the elements.
-        unsafe { l.store(to.add(at), l.load_f16(from.add(at))) };
-    }
-}
-
-/// A q8_0 block of keys to floats (head_dim, BLOCK). Exact: the product has 18 bits at most.
-///
-/// # Safety
-/// `from` is a whole block, `to` has `head_dim * BLOCK` floats.
-#[inline(always)]
-unsafe fn widen_q8_keys<L: Lanes>(l: L, from: *const u8, head_dim: usize, to: *mut f32) {
-    for d in 0..head_dim {
-        for at in (0..BLOCK).step_by(L::N) {
-            // SAFETY: by the layout of blocks.
-            unsafe {
-                let scales = l.load_f16(from.cast::<u16>().add(d / 32 * BLOCK + at));
-                let codes = from.add(head_dim / 32 * BLOCK * 2 + d * BLOCK + at);
-                l.store(
-                    to.add(d * BLOCK + at),
-                    l.mul(l.load_i8(codes.cast()), scales),
-                );
-            }
-        }
-    }
-}
-
-/// A q8_0 block of values to floats (BLOCK, head_dim). Exact.
-///
-/// # Safety
-/// `from` is a whole block, `to` has `head_dim * BLOCK` floats.
-#[inline(always)]
-unsafe fn widen_q8_values<L: Lanes>(l: L, from: *const u8, head_dim: usize, to: *mut f32) {
-    let groups = head_dim / 32;
-    // The scales of a block, widened together.
-    for slot in 0..BLOCK {
-        for group in 0..groups {
-            // SAFETY: by the layout of blocks.
-            unsafe {
-                let bits = from.cast::<u16>().add(slot * groups + group).read();
-                let scale = l.splat(half::f16::from_bits(bits).to_f32_const());
-                let codes = from.add(groups * BLOCK * 2 + slot * head_dim + group * 32);
-                let to = to.add(slot * head_dim + group * 32);
-                for at in (0..32).step_by(L::N) {
-                    l.store(to.add(at), l.mul(l.load_i8(codes.add(at).cast()), scale));
-                }
-            }
-        }
-    }
-}
-
-/// The right-hand matrix of a product: a vector of row `k` from column `column`.
-pub(super) trait Source<L: Lanes>: Copy {
-    /// # Safety
-    /// The matrix has the elements.
-    unsafe fn at(self, l: L, k: usize, column: usize) -> L::V;
-}
-
-/// Floats with a stride.
-#[derive(Clone, Copy)]
-struct Floats(*const f32, usize);
-
-impl<L: Lanes> Source<L> for Floats {
-    #[inline(always)]
-    unsafe fn at(self, l: L, k: usize, column: usize) -> L::V {
-        // SAFETY: the caller vouches for the elements.
-        unsafe { l.load(self.0.add(k * self.1 + column)) }
-    }
-}
-
-/// Half floats with a stride.
-#[derive(Clone, Copy)]
-struct Halves(*const u16, usize);
-
-impl<L: Lanes> Source<L> for Halves {
-    #[inline(always)]
-    unsafe fn at(self, l: L, k: usize, column: usize) -> L::V {
-        // SAFETY: the caller vouches for the elements.
-        unsafe { l.load_f16(self.0.add(k * self.1 + column)) }
-    }
-}
-
-/// The left-hand matrix: `count` rows, of which the columns `depth.0 .. depth.1` take part.
-#[derive(Clone, Copy)]
-struct Matrix {
-    at: *const f32,
-    stride: usize,
-    count: usize,
-    depth: (usize, usize),
-}
-
-/// `out = a * b`, or `out = factors * out + a * b` row by row where `ADD`. Computes `columns` columns,
-/// rounded up to vectors. Each element is a sum over the depth in order.
-///
-/// # Safety
-/// The matrices have the elements, `out` the rows of `a` and the columns; `factors` has LANES_MAX
-/// elements where `ADD`.
-#[inline(always)]
-unsafe fn multiply<L: Lanes, B: Source<L>, const ADD: bool>(
-    l: L,
-    a: Matrix,
-    b: B,
-    columns: usize,
-    out: *mut f32,
-    stride: usize,
-    factors: *const f32,
-) {
-    macro_rules! rows {
-        ($columns:literal, $column:expr) => {
-            match a.count {
-                1 => tile::<L, B, 1, $columns, ADD>(l, a, b, $column, out, stride, factors),
-                2 => tile::<L, B, 2, $columns, ADD>(l, a, b, $column, out, stride, factors),
-                3 => tile::<L, B, 3, $columns, ADD>(l, a, b, $column, out, stride, factors),
-                4 => tile::<L, B, 4, $columns, ADD>(l, a, b, $column, out, stride, factors),
-                5 => tile::<L, B, 5, $columns, ADD>(l, a, b, $column, out, stride, factors),
-                _ => tile::<L, B, 6, $columns, ADD>(l, a, b, $column, out, stride, factors),
-            }
-        };
-    }
-    let mut column = 0;
-    while column < columns {
-        let left = (columns - column).div_ceil(L::N);
-        // SAFETY: the caller vouches for the elements.
-        unsafe {
-            if L::PANEL >= 4 && left >= 4 {
-                rows!(4, column);
-                column += 4 * L::N;
-            } else if L::PANEL >= 2 && left >= 2 {
-                rows!(2, column);
-                column += 2 * L::N;
-            } else {
-                rows!(1, column);
-                column += L::N;
-            }
-        }
-    }
-}
-
-/// One register tile of [`multiply`].
-///
-/// # Safety
-/// As there.
-#[inline(always)]
-unsafe fn tile<L: Lanes, B: Source<L>, const ROWS: usize, const COLUMNS: usize, const ADD: bool>(
-    l: L,
-    a: Matrix,
-    b: B,
-    column: usize,
-    out: *mut f32,
-    stride: usize,
-    factors: *const f32,
-) {
-    let mut sums = [[l.splat(0.0); COLUMNS]; ROWS];
-    // SAFETY: the caller vouches for the elements.
-    unsafe {
-        if ADD {
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let factor = l.splat(*factors.add(r));
-                for (c, sum) in sums.iter_mut().enumerate() {
-                    *sum = l.mul(l.load(out.add(r * stride + column + c * L::N)), factor);
-                }
-            }
-        }
-        for k in a.depth.0..a.depth.1 {
-            let mut right = [l.splat(0.0); COLUMNS];
-            for (c, right) in right.iter_mut().enumerate() {
-                *right = b.at(l, k, column + c * L::N);
-            }
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let left = l.splat(*a.at.add(r * a.stride + k));
-                for (sum, right) in sums.iter_mut().zip(right) {
-                    *sum = l.fma(left, right, *sum);
-                }
-            }
-        }
-        for (r, sums) in sums.iter().enumerate() {
-            for (c, sum) in sums.iter().enumerate() {
-                l.store(out.add(r * stride + column + c * L::N), *sum);
-            }
-        }
-    }
 }

@@ -11,6 +11,8 @@
 
 mod kernel;
 mod plan;
+mod product;
+mod source;
 #[cfg(test)]
 mod tests;
 

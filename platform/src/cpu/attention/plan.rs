@@ -33,15 +33,18 @@ pub(super) struct Scratch {
     pub keys: *mut f32,
     /// Values of a block, (BLOCK, width).
     pub values: *mut f32,
+    /// Scales of q8_0 keys and values, (2, head_dim / 32, BLOCK).
+    pub scales: *mut f32,
 }
 
 impl Scratch {
-    const fn sizes(head_dim: usize, rows: usize) -> (usize, [usize; 6]) {
+    const fn sizes(head_dim: usize, rows: usize) -> (usize, [usize; 7]) {
         let width = head_dim.next_multiple_of(LANES_MAX);
         // Multiples of 16 floats first, so that an aligned scratch keeps them aligned.
         let sizes = [
             BLOCK * head_dim,
             BLOCK * width,
+            2 * (head_dim / 32) * BLOCK,
             CHUNK * BLOCK,
             rows * width,
             rows * LANES_MAX,
@@ -77,10 +80,11 @@ impl Scratch {
         Self {
             keys: next(sizes[0]),
             values: next(sizes[1]),
-            weights: next(sizes[2]),
-            sums: next(sizes[3]),
-            totals: next(sizes[4]),
-            tops: next(sizes[5]),
+            scales: next(sizes[2]),
+            weights: next(sizes[3]),
+            sums: next(sizes[4]),
+            totals: next(sizes[5]),
+            tops: next(sizes[6]),
             q: next(0),
         }
     }
