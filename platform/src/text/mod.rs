@@ -221,17 +221,13 @@ impl Tokenizer {
             out.extend(self.specials.bos);
         }
         let fragments = self.specials.cut(&self.vocab, text, options.parse_special);
-        let mut after_special = true;
         for fragment in fragments {
             match (fragment, &self.kind) {
                 (Fragment::Token(id), _) => out.push(id),
                 (Fragment::Text(text), Kind::Bpe(bpe)) => bpe.encode(&self.vocab, text, out),
-                (Fragment::Text(text), Kind::Spm(spm)) => {
-                    let prefix = after_special && spm.add_space_prefix;
-                    spm.encode(&self.vocab, text, prefix, out);
-                }
+                // Each begins the input or follows a special token: both ask for the prefix.
+                (Fragment::Text(text), Kind::Spm(spm)) => spm.encode(&self.vocab, text, out),
             }
-            after_special = matches!(fragment, Fragment::Token(_));
         }
         if options.add_special && self.add_eos {
             out.extend(self.specials.eos);

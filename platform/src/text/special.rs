@@ -361,9 +361,8 @@ fn strips(meta: Meta<'_, '_>) -> Result<bool, TextError> {
 
 fn set_rstrip(vocab: &mut Vocab) {
     let keep = ["<unk>", "<s>", "<|endoftext|>"].map(|text| vocab.find(text.as_bytes()));
-    let also = vocab.find(b"</s>");
     for (id, attrs) in (0..).zip(vocab.attrs_mut()) {
-        if (is_special(*attrs) || also == Some(id)) && !keep.contains(&Some(id)) {
+        if is_special(*attrs) && !keep.contains(&Some(id)) {
             *attrs |= attr::RSTRIP;
         }
     }

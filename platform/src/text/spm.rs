@@ -49,11 +49,11 @@ impl Spm {
         }
     }
 
-    /// Appends the tokens of `text`, after a space if `prefix`.
-    pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], prefix: bool, out: &mut Vec<u32>) {
-        let spaces = text.iter().filter(|&&byte| byte == b' ').count() + usize::from(prefix);
-        let mut escaped = Vec::with_capacity(text.len() + spaces * (SPACE.len() - 1) + 1);
-        if prefix {
+    /// Appends the tokens of `text`, after the prefix.
+    pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) {
+        let spaces = text.iter().filter(|&&byte| byte == b' ').count();
+        let mut escaped = Vec::with_capacity(text.len() + (spaces + 2) * (SPACE.len() - 1));
+        if self.add_space_prefix {
             escaped.extend_from_slice(SPACE);
         }
         for &byte in text {

@@ -123,7 +123,7 @@ fn small_vocabularies_give_llama_cpps_ids() {
             }
         }
     }
-    assert_eq!(checked, 17 * (22 + 3));
+    assert_eq!(checked, 17 * (26 + 3));
 }
 
 /// One key from JSON.
@@ -208,12 +208,12 @@ fn spm_without_byte_tokens_knows_what_it_does_not_know() {
             .bool("tokenizer.ggml.add_space_prefix", false)
             .strs(
                 "tokenizer.ggml.tokens",
-                &["<unk>", "<s>", "</s>", "a", "\n"],
+                &[&b"<unk>"[..], b"<s>", b"</s>", b"a", b"\xc3", b"\xa9"],
             )
-            .i32s("tokenizer.ggml.token_type", &[2, 3, 3, 1, 1]),
+            .i32s("tokenizer.ggml.token_type", &[2, 3, 3, 1, 1, 1]),
     )
     .unwrap();
-    assert_eq!(encode(&t, "ab\n", PLAIN), [3, 0, 4]);
+    assert_eq!(encode(&t, "abé", PLAIN), [3, 0, 4, 5]);
 }
 
 #[test]
@@ -257,6 +257,62 @@ fn a_piece_allocates_nothing_when_there_is_room() {
             assert_eq!(out.capacity(), capacity);
         }
     }
+}
+
+/// The byte tokens and these, with their types.
+fn with_specials(specials: &[(&str, i32)]) -> Tokenizer {
+    let mut tokens = alphabet();
+    tokens.extend(specials.iter().map(|(text, _)| text.to_string()));
+    let mut types = vec![1; 256];
+    types.extend(specials.iter().map(|&(_, ty)| ty));
+    let metadata = Metadata::default()
+        .str("tokenizer.ggml.model", "gpt2")
+        .strs("tokenizer.ggml.tokens", &tokens)
+        .i32s("tokenizer.ggml.token_type", &types)
+        .strs("tokenizer.ggml.merges", &[""; 0]);
+    tokenizer(&metadata).unwrap()
+}
+
+#[test]
+fn the_longest_special_token_is_found_first() {
+    let t = with_specials(&[("<a>", 4), ("<a><b>", 4), ("b><a", 4), ("<a><b><a>", 3)]);
+    assert_eq!(encode(&t, "<a><b>", PLAIN), [257]);
+    assert_eq!(encode(&t, "<a><a><b><a>", PLAIN), [256, 257, 256]);
+    assert_eq!(encode(&t, "<a><a><b><a>", SPECIAL), [256, 259]);
+    // `b><a` is longer than the `<a>` in it, and spoils it.
+    assert_eq!(encode(&t, "b><a>", PLAIN), [258, 62]);
+}
+
+/// A token that looks like markup is markup, whatever its type says.
+#[test]
+fn markup_is_known_by_its_text() {
+    let t = with_specials(&[("<|im_end|>", 1), ("<fim_prefix>", 4), ("<PRE>", 4)]);
+    assert!(t.is_control(256) && t.is_control(257) && !t.is_control(258));
+    assert_eq!(encode(&t, "<|im_end|><PRE>", SPECIAL), [256, 258]);
+    assert_eq!(encode(&t, "<|im_end|><PRE>", PLAIN).len(), 11);
+}
+
+#[test]
+fn special_tokens_of_too_many_lengths_are_refused() {
+    let tokens: Vec<String> = (1..=257).map(|len| "x".repeat(len)).collect();
+    let build = |count: usize| {
+        tokenizer(
+            &Metadata::default()
+                .str("tokenizer.ggml.model", "gpt2")
+                .strs("tokenizer.ggml.tokens", &tokens[..count])
+                .i32s("tokenizer.ggml.token_type", &vec![4; count])
+                .strs("tokenizer.ggml.merges", &[""; 0]),
+        )
+    };
+    assert!(build(256).is_ok());
+    assert!(matches!(
+        build(257),
+        Err(TextError::TooLarge {
+            len: 257,
+            max: 256,
+            ..
+        })
+    ));
 }
 
 #[test]

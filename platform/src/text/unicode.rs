@@ -332,6 +332,8 @@ mod tests {
         for bad in [
             &b"\x80"[..],
             b"\xc0\x80",
+            b"\xe0\x9f\xbf",
+            b"\xf0\x8f\xbf\xbf",
             b"\xed\xa0\x80",
             b"\xf4\x90\x80\x80",
             b"\xe3\x81",

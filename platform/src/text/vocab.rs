@@ -258,6 +258,16 @@ mod tests {
         );
     }
 
+    /// These two have one FNV-1a hash, so only their texts tell them apart.
+    #[test]
+    fn texts_with_one_hash_are_two_texts() {
+        let (a, b) = (&b"costarring"[..], &b"liquid"[..]);
+        assert_eq!(Hash::of(a).finish(), Hash::of(b).finish());
+        let both = vocab(&[a, b]).unwrap();
+        assert_eq!((both.find(a), both.find(b)), (Some(0), Some(1)));
+        assert_eq!(vocab(&[a]).unwrap().find(b), None);
+    }
+
     #[test]
     fn two_tokens_of_one_text_are_refused() {
         let error = vocab(&[b"a", b"b", b"a"]).unwrap_err();

@@ -14,16 +14,18 @@ import itertools
 import json
 import struct
 import tempfile
+import unicodedata
 from pathlib import Path
 
 from llama_cpp import llama_cpp as llama
 
 TEXTS = [
     "Hello world, hello  again",
-    "don't DON'T I'LL they're they'RE 'tis 's'S",
+    "don't DON'T I'LLx they're they'REx 'Tis 's'S'Mx",
     "  leading,   inner and trailing   ",
     "a\n\nb\r\n\r\n c\n \n d \n\te\t\tf\u3000g\u00a0\u00a0h\u2003",
-    "1234567 12 3.14 1,000,000 x86_64 ٣٤٥٦ ½²Ⅷ 7\n8",
+    "1234567 12 3.14 1,000,000 x86_64 ٣٤٥٦ ½²Ⅷ 7\n8  9",
+    "x  1 y   22  z\t\t333",
     "camelCase HTTPServer ÉCOLE ÉCOLe éCOLE ПриВЕТ ABCdef's ABC'S",
     "a+b=c; x^2 ~y ~~ ~é `z` $5 €6 |p| <q> #r @s (t) [u] {v}",
     "...!!! ?! --\n\n//path/to\n /* c */\n",
@@ -39,6 +41,9 @@ TEXTS = [
     "   ",
     "\n",
     " a",
+    "ÉABC",
+    "!\n?\r\n/\n%%\n\n x//\n",
+    "字\u3000字\u2003\u2003字 カ字カ　ナ",
     "aaaaaaaaaaaaaaaaaaaaaaa",
     "“curly” ‘q’ don’t — … 「鍵」！",
 ]
@@ -125,21 +130,39 @@ def alphabet():
     return [chr(b) if b in printable else next(others) for b in range(256)]
 
 
+def kind(char):
+    return unicodedata.category(char), char.isascii()
+
+
 def byte_level():
+    """Merges for the characters of the texts, then for pairs that a pre-tokenizer may part, whose
+    two characters are of two kinds, then for whatever is frequent."""
     spelled = alphabet()
-    words = [[spelled[b] for b in text.encode()] for text in TEXTS]
+    spell = lambda text: [spelled[b] for b in text.encode()]
     special = {"<|im_start|>": CONTROL, "<|im_end|>": CONTROL, "<tag>": USER_DEFINED}
     tokens, merges = list(spelled), []
-    while len(merges) < 260:
-        pairs = collections.Counter(p for word in words for p in itertools.pairwise(word))
-        pair = max(sorted(pairs), key=lambda p: pairs[p] * (p[0] + p[1] not in special))
+
+    def add(pair):
         merges.append(pair)
         if (joined := "".join(pair)) not in tokens:
             tokens.append(joined)
-        for word in words:
-            for i in range(len(word) - 2, -1, -1):
-                if tuple(word[i : i + 2]) == pair:
-                    word[i : i + 2] = [joined]
+
+    for char in sorted(set("".join(TEXTS))):
+        for i in range(1, len(parts := spell(char))):
+            add(("".join(parts[:i]), parts[i]))
+    meet = collections.Counter(p for text in TEXTS for p in itertools.pairwise(text))
+    for a, b in sorted(meet, key=lambda p: (-meet[p], p)):
+        if kind(a) != kind(b):
+            add(("".join(spell(a)), "".join(spell(b))))
+    words = [spell(text) for text in TEXTS]
+    for pair in merges:
+        merge(words, pair)
+    while pairs := collections.Counter(p for word in words for p in itertools.pairwise(word)):
+        pair = max(sorted(pairs), key=lambda p: pairs[p] * (p[0] + p[1] not in special))
+        if pairs[pair] == 1:
+            break
+        add(pair)
+        merge(words, pair)
     types = [NORMAL] * len(tokens) + list(special.values())
     tokens += special
     return {
@@ -150,6 +173,13 @@ def byte_level():
         "tokenizer.ggml.bos_token_id": tokens.index("<|im_start|>"),
         "tokenizer.ggml.eos_token_id": tokens.index("<|im_end|>"),
     }
+
+
+def merge(words, pair):
+    for word in words:
+        for i in range(len(word) - 2, -1, -1):
+            if tuple(word[i : i + 2]) == pair:
+                word[i : i + 2] = ["".join(pair)]
 
 
 def sentence_piece():
