@@ -1,11 +1,14 @@
 //! Passes that run only the first steps of a plan: the batches of a prompt before its last.
 
+mod common;
+
+use common::{Memory, Plan};
 use leanstream_core::port::{
     Compute, ComputeEvent, Geometry, ReadCommand, ReadOutcome, Storage, Work,
 };
 use leanstream_core::stream::policy::cyclic::{Cyclic, Shape};
-use leanstream_core::stream::{Engine, Event, Mark, Read, Slot, Step, Tables, drive};
-use leanstream_core::units::{Extent, FileId, Piece, PieceId, ReadId, SlotId};
+use leanstream_core::stream::{Event, drive};
+use leanstream_core::units::{ReadId, SlotId};
 
 /// Answers in the order of asking, and notes which pieces were read.
 #[derive(Default)]
@@ -54,53 +57,31 @@ impl Compute for Cpu {
     }
 }
 
+const STEPS: [u32; 4] = [10, 0, 8, 12];
+/// Pieces before the last step.
+const BODY: u32 = 18;
+
+fn cyclic(plan: &Plan, slots: u32) -> Cyclic {
+    let Plan {
+        planned,
+        loose,
+        rows,
+        ..
+    } = *plan;
+    Cyclic::new(Shape {
+        planned,
+        loose,
+        rows,
+        slots,
+        reads_max: 2,
+    })
+}
+
 #[test]
 fn a_limited_pass_neither_runs_nor_reads_the_rest() {
-    let extent = |n: u64| Extent {
-        file: FileId(0),
-        offset: n * 512,
-        len: 512,
-    };
-    let mut pieces: Vec<Piece> = (0..30)
-        .map(|n| Piece {
-            extent: extent(n),
-            skew: 0,
-            bytes: 512,
-        })
-        .collect();
-    let counts = [10, 0, 8, 12];
-    let mut first = 0;
-    let steps = counts.map(|count| {
-        first += count;
-        Step {
-            first: PieceId(first - count),
-            count,
-        }
-    });
-    let mut homes = vec![SlotId::NONE; 30];
-    let mut marks = vec![Mark::default(); 30];
-    let mut slots = vec![Slot::default(); 9];
-    let mut reads = vec![Read::default(); 2];
-    let shape = Shape {
-        planned: 30,
-        loose: 0,
-        rows: 0,
-        slots: 9,
-        reads_max: 2,
-    };
-    let mut engine = Engine::new(
-        Tables {
-            pieces: &mut pieces,
-            steps: &steps,
-            rows: 0,
-            homes: &mut homes,
-            marks: &mut marks,
-            slots: &mut slots,
-            reads: &mut reads,
-            gather: &mut [],
-        },
-        Cyclic::new(shape),
-    );
+    let plan = Plan::new(&STEPS, 0, 0);
+    let mut memory = Memory::new(&plan, 9, 2);
+    let mut engine = memory.engine(cyclic(&plan, 9));
     let (mut flash, mut cpu) = (Flash::default(), Cpu::default());
     for (limit, next) in [
         (3, Some(0)),
@@ -116,9 +97,38 @@ fn a_limited_pass_neither_runs_nor_reads_the_rest() {
         drive::pass(&mut engine, &mut flash, &mut cpu, &mut ()).expect("nothing fails");
         assert_eq!(cpu.steps, (0..limit).collect::<Vec<_>>());
         let read = &flash.pieces[read_before..];
-        let of_the_rest = read.iter().filter(|piece| **piece >= 18).count();
+        let of_the_rest = read.iter().filter(|piece| **piece >= BODY).count();
         assert_eq!(of_the_rest > 0, limit == 4, "limit {limit}: read {read:?}");
     }
     assert_eq!(engine.counters().passes, 5);
     assert_eq!(engine.counters().rereads, 0);
+}
+
+/// Between passes read-ahead goes by the pieces that the last pass left out. If the next one uses them,
+/// they have to be read ahead all the same, not only when their step opens.
+#[test]
+fn what_was_left_out_is_read_ahead_when_it_is_used_again() {
+    let plan = Plan::new(&STEPS, 0, 0);
+    let mut memory = Memory::new(&plan, 30, 2);
+    let mut engine = memory.engine(cyclic(&plan, 30));
+    let (mut flash, mut cpu) = (Flash::default(), Cpu::default());
+    engine.set_steps(3);
+    engine.handle(Event::Begin {
+        gather: &[],
+        next: Some(0),
+    });
+    drive::pass(&mut engine, &mut flash, &mut cpu, &mut ()).expect("nothing fails");
+    drive::pump(&mut engine, &mut flash);
+    assert_eq!(flash.pieces.len(), BODY as usize);
+    let before = engine.counters().hits;
+    engine.set_steps(4);
+    engine.handle(Event::Begin {
+        gather: &[],
+        next: None,
+    });
+    drive::pass(&mut engine, &mut flash, &mut cpu, &mut ()).expect("nothing fails");
+    assert!(
+        engine.counters().hits - before > u64::from(BODY),
+        "some came in time"
+    );
 }

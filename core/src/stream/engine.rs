@@ -432,9 +432,7 @@ impl<'m, P: Policy> Engine<'m, P> {
         } else {
             step.count
         };
-        // Everything before is used, so read-ahead starts here at the earliest; it comes back to what
-        // it gave up.
-        self.ahead = self.ahead.max(self.first);
+        // Read-ahead comes back to what it gave up.
         for piece in self.first..self.end {
             match self.marks[piece as usize].place {
                 Place::Absent => self.ahead = self.ahead.min(piece),

@@ -160,15 +160,10 @@ impl<P: Policy> Engine<'_, P> {
         self.shelve(piece);
     }
 
-    /// Whether read-ahead counts on this piece: it has passed by its next use, or read it for this
-    /// pass before it was set back.
+    /// Whether read-ahead has passed by this piece's next use, and counts on it.
     fn relied_on(&self, piece: u32) -> bool {
-        if piece >= self.planned || matches!(self.state, State::Draining(_)) {
-            return false;
-        }
-        let mark = &self.marks[piece as usize];
-        let fresh = mark.read == self.pass && mark.used != self.pass;
-        fresh || self.position(piece) < self.ahead
+        let draining = matches!(self.state, State::Draining(_));
+        !draining && piece < self.planned && self.position(piece) < self.ahead
     }
 
     /// The position of a planned piece's next use.
