@@ -16,16 +16,53 @@ use super::super::scales::{
 pub(super) trait Codes: Layout {
     /// What has been added to `q`.
     const OFFSET: i8 = 0;
-    /// True where codes are signed bytes; otherwise they are 0..=[`Codes::MAX`].
-    const SIGNED: bool = false;
-    /// Largest absolute value of a code.
-    const MAX: u8;
+    /// What a kernel needs to know of the codes.
+    type Shape: Shape;
 
     /// Codes of group `g` (of 32) of a chunk.
     ///
     /// # Safety
     /// The machine has AVX2, and `chunk` points to a chunk that has a group `g`.
     unsafe fn codes(chunk: *const u8, g: usize) -> __m256i;
+}
+
+/// What a matrix product needs to know of codes once they are unpacked. Formats share shapes, so that
+/// there are fewer products than formats.
+pub(super) trait Shape {
+    /// True where codes are signed bytes; otherwise they are 0..=[`Shape::MAX`].
+    const SIGNED: bool;
+    /// Largest absolute value of a code.
+    const MAX: u8;
+    /// True where 16 weights share a scale; otherwise 32 do.
+    const SIXTEENS: bool;
+    /// True where a code 0 may stand for something else than 0: there is a minimum or an offset.
+    const MINS: bool;
+}
+
+/// Codes from -128 to 127, a scale per 32.
+pub(super) struct Signed;
+
+impl Shape for Signed {
+    const SIGNED: bool = true;
+    const MAX: u8 = 128;
+    const SIXTEENS: bool = false;
+    const MINS: bool = false;
+}
+
+/// Codes from 0 to at most `MAX`, with minimums or an offset.
+pub(super) struct Unsigned<const SIXTEENS: bool, const MAX: u8>;
+
+impl<const SIXTEENS: bool, const MAX: u8> Shape for Unsigned<SIXTEENS, MAX> {
+    const SIGNED: bool = false;
+    const MAX: u8 = MAX;
+    const SIXTEENS: bool = SIXTEENS;
+    const MINS: bool = true;
+}
+
+/// Fails to compile where a format's shape contradicts its layout.
+pub(super) const fn check_shape<F: Codes>() {
+    assert!(F::Shape::SIXTEENS == F::SIXTEENS);
+    assert!(F::Shape::MINS == (F::MINS || F::OFFSET != 0));
 }
 
 macro_rules! codes {
@@ -41,42 +78,42 @@ macro_rules! codes {
     };
 }
 
-codes!(Q4_0 { const OFFSET: i8 = 8; const MAX: u8 = 15; } |chunk, g| {
+codes!(Q4_0 { const OFFSET: i8 = 8; type Shape = Unsigned<false, 15>; } |chunk, g| {
     nibbles(chunk.add(g * Self::BYTES + 2))
 });
 
-codes!(Q4_1 { const MAX: u8 = 15; } |chunk, g| {
+codes!(Q4_1 { type Shape = Unsigned<false, 15>; } |chunk, g| {
     nibbles(chunk.add(g * Self::BYTES + 4))
 });
 
-codes!(Q5_0 { const OFFSET: i8 = 16; const MAX: u8 = 31; } |chunk, g| {
+codes!(Q5_0 { const OFFSET: i8 = 16; type Shape = Unsigned<false, 31>; } |chunk, g| {
     let block = chunk.add(g * Self::BYTES);
     _mm256_or_si256(nibbles(block.add(6)), fifth_bits(block.add(2)))
 });
 
-codes!(Q5_1 { const MAX: u8 = 31; } |chunk, g| {
+codes!(Q5_1 { type Shape = Unsigned<false, 31>; } |chunk, g| {
     let block = chunk.add(g * Self::BYTES);
     _mm256_or_si256(nibbles(block.add(8)), fifth_bits(block.add(4)))
 });
 
-codes!(Q8_0 { const SIGNED: bool = true; const MAX: u8 = 128; } |chunk, g| {
+codes!(Q8_0 { type Shape = Signed; } |chunk, g| {
     load(chunk.add(g * Self::BYTES + 2))
 });
 
-codes!(Iq4Nl { const SIGNED: bool = true; const MAX: u8 = 127; } |chunk, g| {
+codes!(Iq4Nl { type Shape = Signed; } |chunk, g| {
     look_up(&iq4_nl::VALUES, nibbles(chunk.add(g * Self::BYTES + 2)))
 });
 
-codes!(Mxfp4 { const OFFSET: i8 = 12; const MAX: u8 = 24; } |chunk, g| {
+codes!(Mxfp4 { const OFFSET: i8 = 12; type Shape = Unsigned<false, 31>; } |chunk, g| {
     look_up(&MXFP4_PLUS_12, nibbles(chunk.add(g * Self::BYTES + 1)))
 });
 
-codes!(Q2K { const MAX: u8 = 3; } |chunk, g| {
+codes!(Q2K { type Shape = Unsigned<true, 7>; } |chunk, g| {
     let packed = load(chunk.add(16 + 32 * (g / 4)));
     _mm256_and_si256(right(packed, 2 * (g % 4)), _mm256_set1_epi8(3))
 });
 
-codes!(Q3K { const OFFSET: i8 = 4; const MAX: u8 = 7; } |chunk, g| {
+codes!(Q3K { const OFFSET: i8 = 4; type Shape = Unsigned<true, 7>; } |chunk, g| {
     let low = right(load(chunk.add(32 + 32 * (g / 4))), 2 * (g % 4));
     let high = move_bit(load(chunk), g, 2);
     _mm256_or_si256(
@@ -85,12 +122,12 @@ codes!(Q3K { const OFFSET: i8 = 4; const MAX: u8 = 7; } |chunk, g| {
     )
 });
 
-codes!(Q4K { const MAX: u8 = 15; } |chunk, g| {
+codes!(Q4K { type Shape = Unsigned<false, 15>; } |chunk, g| {
     let packed = load(chunk.add(16 + 32 * (g / 2)));
     _mm256_and_si256(right(packed, 4 * (g % 2)), _mm256_set1_epi8(0xf))
 });
 
-codes!(Q5K { const MAX: u8 = 31; } |chunk, g| {
+codes!(Q5K { type Shape = Unsigned<false, 31>; } |chunk, g| {
     let low = right(load(chunk.add(48 + 32 * (g / 2))), 4 * (g % 2));
     let high = move_bit(load(chunk.add(16)), g, 4);
     _mm256_or_si256(
@@ -99,7 +136,7 @@ codes!(Q5K { const MAX: u8 = 31; } |chunk, g| {
     )
 });
 
-codes!(Q6K { const OFFSET: i8 = 32; const MAX: u8 = 63; } |chunk, g| {
+codes!(Q6K { const OFFSET: i8 = 32; type Shape = Unsigned<true, 63>; } |chunk, g| {
     let (run, k) = (g / 4, g % 4);
     let low = right(load(chunk.add(64 * run + 32 * (k % 2))), 4 * (k / 2));
     let high = move_bit(load(chunk.add(128 + 32 * run)), 2 * k, 4);

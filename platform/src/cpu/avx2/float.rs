@@ -207,15 +207,7 @@ pub(super) unsafe fn all<S: Source>(
                     out: out.as_mut_ptr().add(p * ROWS),
                     stride,
                 };
-                let mut token = 0;
-                while token + TOKENS <= act.tokens {
-                    tile.run::<TOKENS>(act, token);
-                    token += TOKENS;
-                }
-                while token < act.tokens {
-                    tile.run::<1>(act, token);
-                    token += 1;
-                }
+                tile.all(act);
             }
         }
     }
@@ -258,7 +250,6 @@ unsafe fn pack<S: Source>(
 }
 
 /// A panel and where its results go.
-#[derive(Clone, Copy)]
 struct Tile {
     panel: *const f32,
     cols: usize,
@@ -272,6 +263,23 @@ struct Tile {
 }
 
 impl Tile {
+    /// [`Tile::run`] for every token, a few at a time. Compiled once, for all formats.
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn all(&self, act: &Act<'_>) {
+        let mut token = 0;
+        // SAFETY: the caller's.
+        unsafe {
+            while token + TOKENS <= act.tokens {
+                self.run::<TOKENS>(act, token);
+                token += TOKENS;
+            }
+            while token < act.tokens {
+                self.run::<1>(act, token);
+                token += 1;
+            }
+        }
+    }
+
     /// Adds the panel's part of `T` tokens from `token` on to the output; the first panel sets it.
     #[inline(always)]
     unsafe fn run<const T: usize>(&self, act: &Act<'_>, token: usize) {

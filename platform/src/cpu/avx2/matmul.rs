@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 
 use super::super::scales::{CHUNK, GROUPS};
 use super::super::{Act, OutTile, Rows, Scratch};
-use super::codes::Codes;
+use super::codes::{Codes, Shape, check_shape};
 use super::simd::{Dot, F16c, groups_of_a_chunk, transpose};
 
 /// Rows of a panel.
@@ -47,6 +47,7 @@ pub(super) unsafe fn all<F: Codes, D: Dot>(
     mut out: OutTile<'_>,
     scratch: &mut Scratch,
 ) {
+    const { check_shape::<F>() };
     let row_bytes = weights.row_bytes();
     let panel = scratch.as_mut_slice().as_mut_ptr().cast::<Group>();
     let stride = out.stride();
@@ -65,15 +66,7 @@ pub(super) unsafe fn all<F: Codes, D: Dot>(
                     out: out.as_mut_ptr().add(p * ROWS),
                     stride,
                 };
-                let mut token = 0;
-                while token + TOKENS <= act.tokens {
-                    tile.run::<F, D, TOKENS>(act, token);
-                    token += TOKENS;
-                }
-                while token < act.tokens {
-                    tile.run::<F, D, 1>(act, token);
-                    token += 1;
-                }
+                D::tile::<F::Shape>(&tile, act);
             }
         }
     }
@@ -158,8 +151,7 @@ unsafe fn put_scales(group: *mut Group, r: usize, s: [f32; 2], m: [f32; 2]) {
 }
 
 /// A panel and where its results go.
-#[derive(Clone, Copy)]
-struct Tile {
+pub(super) struct Tile {
     panel: *const Group,
     groups: usize,
     /// Column of the panel's first group.
@@ -172,11 +164,31 @@ struct Tile {
 }
 
 impl Tile {
+    /// [`Tile::run`] for every token, a few at a time.
+    ///
+    /// # Safety
+    /// The machine has what `D` needs, the panel holds codes of shape `S`, and `out` has an element
+    /// for each row and token.
+    #[inline(always)]
+    pub(super) unsafe fn all<S: Shape, D: Dot>(&self, act: &Act<'_>) {
+        let mut token = 0;
+        // SAFETY: the caller's.
+        unsafe {
+            while token + TOKENS <= act.tokens {
+                self.run::<S, D, TOKENS>(act, token);
+                token += TOKENS;
+            }
+            while token < act.tokens {
+                self.run::<S, D, 1>(act, token);
+                token += 1;
+            }
+        }
+    }
+
     /// Adds the panel's part of `T` tokens from `token` on to the output; the first panel sets it.
     #[inline(always)]
-    unsafe fn run<F: Codes, D: Dot, const T: usize>(&self, act: &Act<'_>, token: usize) {
-        let halves = if F::SIXTEENS { 2 } else { 1 };
-        let has_mins = F::MINS || F::OFFSET != 0;
+    unsafe fn run<S: Shape, D: Dot, const T: usize>(&self, act: &Act<'_>, token: usize) {
+        let halves = if S::SIXTEENS { 2 } else { 1 };
         let mut act_sums = [[0f32; BLOCK / 16]; T];
         // SAFETY: the caller's.
         unsafe {
@@ -186,11 +198,11 @@ impl Tile {
                 let at = (token + t) * act.cols + self.first;
                 codes[t] = codes[t].add(at);
                 scales[t] = scales[t].add(at / 32);
-                if has_mins {
+                if S::MINS {
                     let sums = act.sums.as_ptr().add(at / 16);
                     let scales = std::slice::from_raw_parts(scales[t], self.groups);
                     let sums = std::slice::from_raw_parts(sums, 2 * self.groups);
-                    scaled_sums::<F>(scales, sums, &mut act_sums[t]);
+                    scaled_sums::<S>(scales, sums, &mut act_sums[t]);
                 }
             }
 
@@ -206,12 +218,12 @@ impl Tile {
                     let steps = 8 / halves;
                     let w = group.codes.as_ptr().add(half * steps);
                     let a = codes.map(|codes| codes.add(32 * g + 16 * half));
-                    let dots = D::rows::<F, T>(w, steps, a);
+                    let dots = D::rows::<S, T>(w, steps, a);
                     for t in 0..T {
                         let scale = _mm256_broadcast_ss(&*scales[t].add(g));
                         let scale = _mm256_mul_ps(group.s[half], scale);
                         totals[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[t]), scale, totals[t]);
-                        if has_mins {
+                        if S::MINS {
                             let sum = _mm256_broadcast_ss(&act_sums[t][halves * g + half]);
                             totals[t] = _mm256_fmadd_ps(group.m[half], sum, totals[t]);
                         }
@@ -258,9 +270,9 @@ impl Tile {
 /// What a minimum is multiplied with: sums of a token's codes, scaled; one for each scale of the
 /// weights.
 #[inline(always)]
-fn scaled_sums<F: Codes>(scales: &[f32], sums: &[i16], out: &mut [f32; BLOCK / 16]) {
+fn scaled_sums<S: Shape>(scales: &[f32], sums: &[i16], out: &mut [f32; BLOCK / 16]) {
     let pairs = scales.iter().zip(sums.as_chunks::<2>().0);
-    if F::SIXTEENS {
+    if S::SIXTEENS {
         for (out, (scale, [a, b])) in out.as_chunks_mut::<2>().0.iter_mut().zip(pairs) {
             *out = [scale * f32::from(*a), scale * f32::from(*b)];
         }

@@ -111,7 +111,7 @@ unsafe fn add_chunk<F: Codes, D: Dot>(
         groups_of_a_chunk!(groups, g => {
             let a = _mm256_loadu_si256(codes.add(32 * g).cast());
             let w = F::codes(chunk.as_ptr(), g);
-            let dots = D::dot::<F>(w, a);
+            let dots = D::dot::<F::Shape>(w, a);
             let scale = if F::SIXTEENS {
                 // Lanes 0..4 are sums of the first 16 codes.
                 _mm256_set_m128(_mm_set1_ps(both[2 * g + 1]), _mm_set1_ps(both[2 * g]))

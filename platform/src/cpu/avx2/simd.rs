@@ -2,8 +2,10 @@
 
 use std::arch::x86_64::*;
 
+use super::super::Act;
 use super::super::scales::{Halves, Scales};
-use super::codes::Codes;
+use super::codes::{Codes, Shape};
+use super::matmul::Tile;
 
 /// Runs a body for each group `g` of a chunk; whole chunks are unrolled, with `g` a constant.
 macro_rules! groups_of_a_chunk {
@@ -47,19 +49,25 @@ pub(super) trait Dot {
     /// Lane `l`: the sum of products of bytes `4l .. 4l + 4`.
     ///
     /// # Safety
-    /// The machine has the instructions, and `w` are codes of `F`.
-    unsafe fn dot<F: Codes>(w: __m256i, a: __m256i) -> __m256i;
+    /// The machine has the instructions, and `w` are codes of shape `S`.
+    unsafe fn dot<S: Shape>(w: __m256i, a: __m256i) -> __m256i;
 
     /// Lane `row` of result `t`: the sum of products of `4 * steps` codes of eight rows and of token
     /// `t`. Register `i` of `w` has codes `4i .. 4i + 4` of each row.
     ///
     /// # Safety
     /// As above; `w` has `steps` registers and each token `4 * steps` codes.
-    unsafe fn rows<F: Codes, const T: usize>(
+    unsafe fn rows<S: Shape, const T: usize>(
         w: *const __m256i,
         steps: usize,
         tokens: [*const i8; T],
     ) -> [__m256i; T];
+
+    /// [`Tile::all`], compiled for the instruction set.
+    ///
+    /// # Safety
+    /// That of [`Tile::all`].
+    unsafe fn tile<S: Shape>(tile: &Tile, act: &Act<'_>);
 }
 
 /// AVX2 alone: two products at a time meet in 16 bits.
@@ -67,22 +75,22 @@ pub(super) struct Plain;
 
 impl Dot for Plain {
     #[inline(always)]
-    unsafe fn dot<F: Codes>(w: __m256i, a: __m256i) -> __m256i {
+    unsafe fn dot<S: Shape>(w: __m256i, a: __m256i) -> __m256i {
         // SAFETY: the caller's. Two products are at most 2 * 128 * 127, which fits 16 bits.
         unsafe {
-            let (w, a) = unsigned_first::<F>(w, a);
+            let (w, a) = unsigned_first::<S>(w, a);
             _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1))
         }
     }
 
     #[inline(always)]
-    unsafe fn rows<F: Codes, const T: usize>(
+    unsafe fn rows<S: Shape, const T: usize>(
         w: *const __m256i,
         steps: usize,
         tokens: [*const i8; T],
     ) -> [__m256i; T] {
         // Pairs of products that 16 bits hold, as a power of two; at least one.
-        let held = i32::from(i16::MAX) / (2 * 127 * i32::from(F::MAX));
+        let held = i32::from(i16::MAX) / (2 * 127 * i32::from(S::MAX));
         let held = steps.min(1 << held.ilog2());
         // SAFETY: the caller's.
         unsafe {
@@ -92,7 +100,7 @@ impl Dot for Plain {
                 for step in first..first + held {
                     let w = _mm256_load_si256(w.add(step));
                     for (t, narrow) in narrow.iter_mut().enumerate() {
-                        let (w, a) = unsigned_first::<F>(w, four_codes(tokens[t], step));
+                        let (w, a) = unsigned_first::<S>(w, four_codes(tokens[t], step));
                         *narrow = _mm256_add_epi16(*narrow, _mm256_maddubs_epi16(w, a));
                     }
                 }
@@ -104,6 +112,12 @@ impl Dot for Plain {
             sums
         }
     }
+
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn tile<S: Shape>(tile: &Tile, act: &Act<'_>) {
+        // SAFETY: the caller's.
+        unsafe { tile.all::<S, Self>(act) }
+    }
 }
 
 /// AVX-VNNI: four products at a time meet in 32 bits.
@@ -111,16 +125,16 @@ pub(super) struct Vnni;
 
 impl Dot for Vnni {
     #[inline(always)]
-    unsafe fn dot<F: Codes>(w: __m256i, a: __m256i) -> __m256i {
+    unsafe fn dot<S: Shape>(w: __m256i, a: __m256i) -> __m256i {
         // SAFETY: the caller's.
         unsafe {
-            let (w, a) = unsigned_first::<F>(w, a);
+            let (w, a) = unsigned_first::<S>(w, a);
             _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), w, a)
         }
     }
 
     #[inline(always)]
-    unsafe fn rows<F: Codes, const T: usize>(
+    unsafe fn rows<S: Shape, const T: usize>(
         w: *const __m256i,
         steps: usize,
         tokens: [*const i8; T],
@@ -131,21 +145,27 @@ impl Dot for Vnni {
             for step in 0..steps {
                 let w = _mm256_load_si256(w.add(step));
                 for (t, sum) in sums.iter_mut().enumerate() {
-                    let (w, a) = unsigned_first::<F>(w, four_codes(tokens[t], step));
+                    let (w, a) = unsigned_first::<S>(w, four_codes(tokens[t], step));
                     *sum = _mm256_dpbusd_avx_epi32(*sum, w, a);
                 }
             }
             sums
         }
     }
+
+    #[target_feature(enable = "avx2,fma,avxvnni")]
+    unsafe fn tile<S: Shape>(tile: &Tile, act: &Act<'_>) {
+        // SAFETY: the caller's.
+        unsafe { tile.all::<S, Self>(act) }
+    }
 }
 
 /// The byte multiplications want their first side unsigned: signed weights give their sign away.
 #[inline(always)]
-unsafe fn unsigned_first<F: Codes>(w: __m256i, a: __m256i) -> (__m256i, __m256i) {
+unsafe fn unsigned_first<S: Shape>(w: __m256i, a: __m256i) -> (__m256i, __m256i) {
     // SAFETY: the caller's.
     unsafe {
-        if F::SIGNED {
+        if S::SIGNED {
             (_mm256_abs_epi8(w), _mm256_sign_epi8(a, w))
         } else {
             (w, a)
@@ -182,7 +202,7 @@ pub(super) unsafe fn decode<F: Codes>(chunk: *const u8, g: usize, scales: &Scale
         let mut out = [_mm256_setzero_ps(); 4];
         for (i, (out, eight)) in out.iter_mut().zip(eights).enumerate() {
             let group = if F::SIXTEENS { 2 * g + i / 2 } else { g };
-            let wide = if F::SIGNED {
+            let wide = if F::Shape::SIGNED {
                 _mm256_cvtepi8_epi32(eight)
             } else {
                 _mm256_cvtepu8_epi32(eight)

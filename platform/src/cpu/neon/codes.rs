@@ -11,8 +11,8 @@ use super::super::scales::{
 
 /// The integers of a format, 32 at a time.
 pub(super) trait Codes: Layout {
-    /// Largest absolute value of a code.
-    const MAX: u8;
+    /// What a kernel needs to know of the codes.
+    type Shape: Shape;
 
     /// Codes of group `g` (of 32) of a chunk.
     ///
@@ -21,10 +21,38 @@ pub(super) trait Codes: Layout {
     unsafe fn codes(chunk: *const u8, g: usize) -> [int8x16_t; 2];
 }
 
+/// What a matrix product needs to know of codes once they are unpacked. Formats share shapes, so that
+/// there are fewer products than formats.
+pub(super) trait Shape {
+    /// True where 16 weights share a scale; otherwise 32 do.
+    const SIXTEENS: bool;
+    /// True where there are minimums.
+    const MINS: bool;
+    /// True where codes are from -64 to 64, so that four products with an activation fit 16 bits.
+    const SMALL: bool;
+}
+
+/// A shape.
+pub(super) struct Of<const SIXTEENS: bool, const MINS: bool, const SMALL: bool>;
+
+impl<const SIXTEENS: bool, const MINS: bool, const SMALL: bool> Shape
+    for Of<SIXTEENS, MINS, SMALL>
+{
+    const SIXTEENS: bool = SIXTEENS;
+    const MINS: bool = MINS;
+    const SMALL: bool = SMALL;
+}
+
+/// Fails to compile where a format's shape contradicts its layout.
+pub(super) const fn check_shape<F: Codes>() {
+    assert!(F::Shape::SIXTEENS == F::SIXTEENS);
+    assert!(F::Shape::MINS == F::MINS);
+}
+
 macro_rules! codes {
-    ($name:ident { $max:literal } |$chunk:ident, $g:ident| $body:expr) => {
+    ($name:ident { $shape:ty } |$chunk:ident, $g:ident| $body:expr) => {
         impl Codes for $name {
-            const MAX: u8 = $max;
+            type Shape = $shape;
 
             #[inline(always)]
             unsafe fn codes($chunk: *const u8, $g: usize) -> [int8x16_t; 2] {
@@ -35,59 +63,59 @@ macro_rules! codes {
     };
 }
 
-codes!(Q4_0 { 8 } |chunk, g| {
+codes!(Q4_0 { Of<false, false, true> } |chunk, g| {
     minus(nibbles(chunk.add(g * Self::BYTES + 2)), 8)
 });
 
-codes!(Q4_1 { 15 } |chunk, g| {
+codes!(Q4_1 { Of<false, true, true> } |chunk, g| {
     minus(nibbles(chunk.add(g * Self::BYTES + 4)), 0)
 });
 
-codes!(Q5_0 { 16 } |chunk, g| {
+codes!(Q5_0 { Of<false, false, true> } |chunk, g| {
     let block = chunk.add(g * Self::BYTES);
     minus(or(nibbles(block.add(6)), fifth_bits(block.add(2))), 16)
 });
 
-codes!(Q5_1 { 31 } |chunk, g| {
+codes!(Q5_1 { Of<false, true, true> } |chunk, g| {
     let block = chunk.add(g * Self::BYTES);
     minus(or(nibbles(block.add(8)), fifth_bits(block.add(4))), 0)
 });
 
-codes!(Q8_0 { 128 } |chunk, g| {
+codes!(Q8_0 { Of<false, false, false> } |chunk, g| {
     minus(load(chunk.add(g * Self::BYTES + 2)), 0)
 });
 
-codes!(Iq4Nl { 127 } |chunk, g| {
+codes!(Iq4Nl { Of<false, false, false> } |chunk, g| {
     look_up(&iq4_nl::VALUES, nibbles(chunk.add(g * Self::BYTES + 2)))
 });
 
-codes!(Mxfp4 { 12 } |chunk, g| {
+codes!(Mxfp4 { Of<false, false, true> } |chunk, g| {
     look_up(&mxfp4::VALUES, nibbles(chunk.add(g * Self::BYTES + 1)))
 });
 
-codes!(Q2K { 3 } |chunk, g| {
+codes!(Q2K { Of<true, true, true> } |chunk, g| {
     let packed = load(chunk.add(16 + 32 * (g / 4)));
     minus(and(right(packed, 2 * (g % 4)), 3), 0)
 });
 
-codes!(Q3K { 4 } |chunk, g| {
+codes!(Q3K { Of<true, false, true> } |chunk, g| {
     let low = and(right(load(chunk.add(32 + 32 * (g / 4))), 2 * (g % 4)), 3);
     let high = and(move_bit(load(chunk), g, 2), 4);
     minus(or(low, high), 4)
 });
 
-codes!(Q4K { 15 } |chunk, g| {
+codes!(Q4K { Of<false, true, true> } |chunk, g| {
     let packed = load(chunk.add(16 + 32 * (g / 2)));
     minus(and(right(packed, 4 * (g % 2)), 0xf), 0)
 });
 
-codes!(Q5K { 31 } |chunk, g| {
+codes!(Q5K { Of<false, true, true> } |chunk, g| {
     let low = and(right(load(chunk.add(48 + 32 * (g / 2))), 4 * (g % 2)), 0xf);
     let high = and(move_bit(load(chunk.add(16)), g, 4), 0x10);
     minus(or(low, high), 0)
 });
 
-codes!(Q6K { 32 } |chunk, g| {
+codes!(Q6K { Of<true, false, true> } |chunk, g| {
     let (run, k) = (g / 4, g % 4);
     let low = and(right(load(chunk.add(64 * run + 32 * (k % 2))), 4 * (k / 2)), 0xf);
     let high = and(move_bit(load(chunk.add(128 + 32 * run)), 2 * k, 4), 0x30);

@@ -6,9 +6,11 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::codes::Codes;
+use super::super::Act;
+use super::codes::Shape;
+use super::matmul::Tile;
 
-/// Sums of products of codes: of weights as [`Codes`] has them, of activations in -127..=127. All
+/// Sums of products of codes: of weights as [`super::codes::Codes`] has them, of activations in -127..=127. All
 /// sums are exact.
 pub(super) trait Dot {
     /// Tokens that share the loads of weights in [`Dot::rows`].
@@ -17,14 +19,14 @@ pub(super) trait Dot {
     /// Four sums that add up to the products of 16 codes.
     ///
     /// # Safety
-    /// The machine has the instructions, and `w` are codes of `F`.
-    unsafe fn sixteen<F: Codes>(w: int8x16_t, a: int8x16_t) -> int32x4_t;
+    /// The machine has the instructions, and `w` are codes of shape `S`.
+    unsafe fn sixteen<S: Shape>(w: int8x16_t, a: int8x16_t) -> int32x4_t;
 
     /// Four sums that add up to the products of 32 codes.
     ///
     /// # Safety
     /// That of [`Dot::sixteen`].
-    unsafe fn thirty_two<F: Codes>(w: [int8x16_t; 2], a: [int8x16_t; 2]) -> int32x4_t;
+    unsafe fn thirty_two<S: Shape>(w: [int8x16_t; 2], a: [int8x16_t; 2]) -> int32x4_t;
 
     /// Puts 16 codes of each of eight rows in the order that [`Dot::rows`] wants them in.
     ///
@@ -36,38 +38,37 @@ pub(super) trait Dot {
     ///
     /// # Safety
     /// That of [`Dot::sixteen`]; `w` points to `n` arrangements, each token to `16 * n` codes.
-    unsafe fn rows<F: Codes, const T: usize>(
+    unsafe fn rows<S: Shape, const T: usize>(
         w: *const [int8x16_t; 8],
         n: usize,
         tokens: [*const i8; T],
     ) -> [[int32x4_t; 2]; T];
+
+    /// [`Tile::all`], compiled for the instruction set.
+    ///
+    /// # Safety
+    /// That of [`Tile::all`].
+    unsafe fn tile<S: Shape>(tile: &Tile, act: &Act<'_>);
 }
 
 /// ARMv8.0: products of 16 bits.
 pub(super) struct Widening;
 
-impl Widening {
-    /// True where four products fit 16 bits.
-    const fn fits_four(max: u8) -> bool {
-        4 * 127 * max as i32 <= i16::MAX as i32
-    }
-}
-
 impl Dot for Widening {
     const TOKENS: usize = 2;
 
     #[inline(always)]
-    unsafe fn sixteen<F: Codes>(w: int8x16_t, a: int8x16_t) -> int32x4_t {
+    unsafe fn sixteen<S: Shape>(w: int8x16_t, a: int8x16_t) -> int32x4_t {
         // SAFETY: the caller's. Two products are at most 2 * 128 * 127, which fits 16 bits.
         unsafe { vpaddlq_s16(eight_sums(w, a)) }
     }
 
     #[inline(always)]
-    unsafe fn thirty_two<F: Codes>(w: [int8x16_t; 2], a: [int8x16_t; 2]) -> int32x4_t {
+    unsafe fn thirty_two<S: Shape>(w: [int8x16_t; 2], a: [int8x16_t; 2]) -> int32x4_t {
         // SAFETY: the caller's.
         unsafe {
             let first = eight_sums(w[0], a[0]);
-            if Self::fits_four(F::MAX) {
+            if S::SMALL {
                 let sums = vmlal_s8(first, vget_low_s8(w[1]), vget_low_s8(a[1]));
                 vpaddlq_s16(vmlal_high_s8(sums, w[1], a[1]))
             } else {
@@ -82,7 +83,7 @@ impl Dot for Widening {
     }
 
     #[inline(always)]
-    unsafe fn rows<F: Codes, const T: usize>(
+    unsafe fn rows<S: Shape, const T: usize>(
         w: *const [int8x16_t; 8],
         n: usize,
         tokens: [*const i8; T],
@@ -98,9 +99,9 @@ impl Dot for Widening {
                         let a0 = vld1q_s8(token);
                         sums[r] = if n == 2 {
                             let a1 = vld1q_s8(token.add(16));
-                            Self::thirty_two::<F>([(*w)[row], (*w.add(1))[row]], [a0, a1])
+                            Self::thirty_two::<S>([(*w)[row], (*w.add(1))[row]], [a0, a1])
                         } else {
-                            Self::sixteen::<F>((*w)[row], a0)
+                            Self::sixteen::<S>((*w)[row], a0)
                         };
                     }
                 }
@@ -110,6 +111,12 @@ impl Dot for Widening {
             }
             out
         }
+    }
+
+    #[target_feature(enable = "neon")]
+    unsafe fn tile<S: Shape>(tile: &Tile, act: &Act<'_>) {
+        // SAFETY: the caller's.
+        unsafe { tile.all::<S, Self>(act) }
     }
 }
 
@@ -127,13 +134,13 @@ impl Dot for DotProduct {
     const TOKENS: usize = 4;
 
     #[inline(always)]
-    unsafe fn sixteen<F: Codes>(w: int8x16_t, a: int8x16_t) -> int32x4_t {
+    unsafe fn sixteen<S: Shape>(w: int8x16_t, a: int8x16_t) -> int32x4_t {
         // SAFETY: the caller's.
         unsafe { sdot(vdupq_n_s32(0), w, a) }
     }
 
     #[inline(always)]
-    unsafe fn thirty_two<F: Codes>(w: [int8x16_t; 2], a: [int8x16_t; 2]) -> int32x4_t {
+    unsafe fn thirty_two<S: Shape>(w: [int8x16_t; 2], a: [int8x16_t; 2]) -> int32x4_t {
         // SAFETY: the caller's.
         unsafe { sdot(sdot(vdupq_n_s32(0), w[0], a[0]), w[1], a[1]) }
     }
@@ -155,7 +162,7 @@ impl Dot for DotProduct {
     }
 
     #[inline(always)]
-    unsafe fn rows<F: Codes, const T: usize>(
+    unsafe fn rows<S: Shape, const T: usize>(
         w: *const [int8x16_t; 8],
         n: usize,
         tokens: [*const i8; T],
@@ -179,6 +186,12 @@ impl Dot for DotProduct {
             sums
         }
     }
+
+    #[target_feature(enable = "neon,dotprod")]
+    unsafe fn tile<S: Shape>(tile: &Tile, act: &Act<'_>) {
+        // SAFETY: the caller's.
+        unsafe { tile.all::<S, Self>(act) }
+    }
 }
 
 /// ARMv8.6 int8 matrix product, next to the dot product.
@@ -188,15 +201,15 @@ impl Dot for MatrixProduct {
     const TOKENS: usize = 4;
 
     #[inline(always)]
-    unsafe fn sixteen<F: Codes>(w: int8x16_t, a: int8x16_t) -> int32x4_t {
+    unsafe fn sixteen<S: Shape>(w: int8x16_t, a: int8x16_t) -> int32x4_t {
         // SAFETY: the caller's.
-        unsafe { DotProduct::sixteen::<F>(w, a) }
+        unsafe { DotProduct::sixteen::<S>(w, a) }
     }
 
     #[inline(always)]
-    unsafe fn thirty_two<F: Codes>(w: [int8x16_t; 2], a: [int8x16_t; 2]) -> int32x4_t {
+    unsafe fn thirty_two<S: Shape>(w: [int8x16_t; 2], a: [int8x16_t; 2]) -> int32x4_t {
         // SAFETY: the caller's.
-        unsafe { DotProduct::thirty_two::<F>(w, a) }
+        unsafe { DotProduct::thirty_two::<S>(w, a) }
     }
 
     /// Register `4 * i + p`: codes `8i .. 8i + 8` of row `2p`, then of row `2p + 1`.
@@ -213,7 +226,7 @@ impl Dot for MatrixProduct {
     }
 
     #[inline(always)]
-    unsafe fn rows<F: Codes, const T: usize>(
+    unsafe fn rows<S: Shape, const T: usize>(
         w: *const [int8x16_t; 8],
         n: usize,
         tokens: [*const i8; T],
@@ -251,6 +264,12 @@ impl Dot for MatrixProduct {
             }
             out
         }
+    }
+
+    #[target_feature(enable = "neon,dotprod,i8mm")]
+    unsafe fn tile<S: Shape>(tile: &Tile, act: &Act<'_>) {
+        // SAFETY: the caller's.
+        unsafe { tile.all::<S, Self>(act) }
     }
 }
 

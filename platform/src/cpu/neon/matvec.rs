@@ -109,12 +109,12 @@ unsafe fn add_chunk<F: Codes, D: Dot>(
             let w = F::codes(chunk.as_ptr(), g);
             if F::SIXTEENS {
                 for half in 0..2 {
-                    let dots = vcvtq_f32_s32(D::sixteen::<F>(w[half], a[half]));
+                    let dots = vcvtq_f32_s32(D::sixteen::<F::Shape>(w[half], a[half]));
                     let sum = &mut sums.products[half];
                     *sum = vfmaq_n_f32(*sum, dots, both[2 * g + half]);
                 }
             } else {
-                let dots = vcvtq_f32_s32(D::thirty_two::<F>(w, a));
+                let dots = vcvtq_f32_s32(D::thirty_two::<F::Shape>(w, a));
                 let sum = &mut sums.products[g % 2];
                 *sum = vfmaq_n_f32(*sum, dots, both[g]);
             }

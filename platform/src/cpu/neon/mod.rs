@@ -33,8 +33,8 @@ macro_rules! table {
                 unsafe {
                     for_format!(weights, exact, F => {
                         int8: $matvec::<F>(weights, act, out),
-                        exact: matvec::rows_exact::<F>(weights, act, out),
-                        float: float::rows::<F>(weights, act, out),
+                        exact: matvec_exact::<F>(weights, act, out),
+                        float: matvec_float::<F>(weights, act, out),
                     })
                 }
             },
@@ -77,6 +77,10 @@ entries! {
         matvec::rows::<F, Widening>;
     "neon,dotprod": matvec_dot<F: Codes>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32])
         matvec::rows::<F, DotProduct>;
+    "neon": matvec_exact<F: Codes>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32])
+        matvec::rows_exact::<F>;
+    "neon": matvec_float<F: float::Float>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32])
+        float::rows::<F>;
     "neon": matmul_widening<F: Codes>(
         weights: &Rows<'_>, act: &Act<'_>, out: OutTile<'_>, scratch: &mut Scratch)
         matmul::all::<F, Widening>;
