@@ -358,14 +358,11 @@ impl Format for Mxfp4 {
                 exponents |= exponent(i);
             }
         }
-        let e = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(exponents as i64));
+        let e = _mm512_cvtepu8_epi32(_mm_cvtsi64_si128(exponents as i64));
         // As `mxfp4::half_scale`: 2^(e - 128), whose lowest two are subnormal.
-        let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
-        let subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), e);
-        let small = _mm256_cmplt_epi32_mask(e, _mm256_set1_epi32(2));
-        let there = 0xff_u8 >> (8 - blocks);
-        let bits = _mm256_maskz_mov_epi32(there, _mm256_mask_mov_epi32(normal, small, subnormal));
-        let scales = _mm512_zextps256_ps512(_mm256_castsi256_ps(bits));
+        let power = _mm512_cvtepi32_ps(_mm512_sub_epi32(e, _mm512_set1_epi32(128)));
+        let there = 0xff_u16 >> (8 - blocks);
+        let scales = _mm512_maskz_scalef_ps(there, _mm512_set1_ps(1.0), power);
         (scales, _mm512_setzero_ps())
     }
 
