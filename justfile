@@ -32,7 +32,7 @@ static-x86_64:
 # a model of a 3B shape with random weights, 1.67 GB, for speed
 synth-3b: build
     mkdir -p {{cache}}
-    cargo run --release --example synth -- --arch llama --type q4_0 --d 3072 --layers 28 --ff 8192 --heads 24 --kv-heads 8 --vocab 49152 --seed 1 --tokenizer-from {{smollm2}} -o {{synth3b}}
+    cargo run --release --example synth -- --arch llama --type q4_0 --d 3072 --layers 28 --ff 8192 --heads 24 --kv-heads 8 --vocab 49152 --tied --rope-base 500000 --seed 0 --tokenizer-from {{smollm2}} -o {{synth3b}}
 
 # speed with everything resident: decode and prompt
 bench-resident: build

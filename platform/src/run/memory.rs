@@ -45,6 +45,14 @@ const READS: std::ops::RangeInclusive<u32> = 4..=32;
 /// What a storage backend holds beside the slots: the rings' pages, or its threads' stacks.
 const READ_BUFFERS: u64 = 256 << 10;
 
+/// Room for what can't be counted: the kernel's structures, a library's first use of something.
+const MARGIN: u64 = 512 << 10;
+
+/// Page tables and the allocator's rounding grow with what is held.
+fn margin_of(bytes: u64) -> u64 {
+    bytes.div_ceil(128)
+}
+
 /// What the run asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
@@ -207,8 +215,10 @@ fn with_batch(
     add(Kind::ReadBuffers, READ_BUFFERS);
     add(Kind::Stacks, threads * STACK_BYTES as u64);
     add(Kind::Text, 128 << 10);
-    // Page tables, the kernel's own structures and the allocator's rounding grow with what is held.
-    add(Kind::Margin, (512 << 10) + request.budget / 128);
+    let fixed = ledger.total();
+    ledger
+        .add(Kind::Margin, MARGIN + margin_of(fixed))
+        .expect("a ledger of possible sizes");
 
     let left = ledger.left(request.budget);
     let choice = choose(weights, request, left);
@@ -226,7 +236,8 @@ fn with_batch(
     );
     // Room for all pieces and for reads of embedding rows beside them.
     let useful = u64::from(choice.pieces) + u64::from(reads.min(batch)) + 2;
-    let fitting = left.saturating_sub(plan_bytes(0)) / (slot_bytes + plan_bytes(1) - plan_bytes(0));
+    let each = slot_bytes + margin_of(slot_bytes) + plan_bytes(1) - plan_bytes(0);
+    let fitting = left.saturating_sub(plan_bytes(0)) / each;
     let slots = fitting.min(useful).max(u64::from(SLOTS_LEAST));
     let reads = reads.min((slots / 2) as u32).max(1) as u16;
     ledger
@@ -234,6 +245,7 @@ fn with_batch(
         .expect("a ledger of possible sizes");
     ledger
         .add_many(Kind::Arena, slots, slot_bytes)
+        .and_then(|()| ledger.add_many(Kind::Margin, slots, margin_of(slot_bytes)))
         .expect("a ledger of possible sizes");
     Ok(MemoryPlan {
         ledger,
