@@ -4,10 +4,12 @@
 //! around the process leave; page cache that can be dropped counts as available in both.
 
 mod cgroup;
+mod held;
 mod size;
 
 use std::fmt;
 
+pub use held::held;
 pub use size::{SizeError, parse_size};
 
 /// What limits [`Available`].

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::output::{Out, say};
 use super::setup::{self, Need, runs_a_model};
 use crate::alloc::Counting;
-use crate::budget::Resident;
+use crate::budget::{Resident, held};
 use crate::error::{Error, mib};
 use crate::io::{Source, probe};
 use crate::run::session::{Memory, Session};
@@ -215,7 +215,7 @@ impl Bench {
             score: false,
         };
         let options = self.machine().options(&info, need)?;
-        let mut memory = Memory::new(&info, &mut weights, &options, setup::held())?;
+        let mut memory = Memory::new(&info, &mut weights, &options, held())?;
         let arena = memory.plan.ledger.get(leanstream_core::ledger::Kind::Arena);
         let batch = memory.plan.batch;
         let mut session = Session::start(&info, weights, &mut memory, &options)?;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::output::print;
 use super::setup::{self, Need, runs_a_model};
-use crate::budget::parse_size;
+use crate::budget::{held, parse_size};
 use crate::error::{Error, mib};
 use crate::run::memory::table;
 use crate::run::model::{self, Headers};
@@ -124,7 +124,7 @@ impl Inspect {
             ..self.machine()
         }
         .options(&info, need)?;
-        let memory = Memory::new(&info, &mut weights, &options, setup::held())?;
+        let memory = Memory::new(&info, &mut weights, &options, held())?;
         let plan = &memory.plan;
         let shape = Shape {
             planned: plan.planned,

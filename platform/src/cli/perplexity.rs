@@ -9,7 +9,7 @@ use serde_json::json;
 use super::args::PathArg;
 use super::output::{Out, say};
 use super::setup::{self, Need, runs_a_model};
-use crate::budget::Resident;
+use crate::budget::{Resident, held};
 use crate::error::Error;
 use crate::run::session::{Memory, Session};
 use crate::text;
@@ -107,7 +107,7 @@ impl Perplexity {
             &info,
             &mut weights,
             &options,
-            setup::held() + tokens.len() as u64 * 4,
+            held() + tokens.len() as u64 * 4,
         )?;
         let mut session = Session::start(&info, weights, &mut memory, &options)?;
         while let Some(notice) = session.take_notice() {

@@ -9,7 +9,7 @@ use super::args::PathArg;
 use super::output::{Out, say};
 use super::setup::{self, Machine, Need, runs_a_model};
 use crate::alloc::Counting;
-use crate::budget::Resident;
+use crate::budget::{Resident, held};
 use crate::error::{Error, mib};
 use crate::run::model::Info;
 use crate::run::session::{Memory, Options, Session, Stats};
@@ -232,7 +232,7 @@ pub(super) fn execute(job: Job<'_>, allocator: &Counting) -> Result<(), Error> {
         score: false,
     };
     let options = job.machine.options(&info, need)?;
-    let memory = Memory::new(&info, &mut weights, &options, setup::held())?;
+    let memory = Memory::new(&info, &mut weights, &options, held())?;
     let mut memory = memory;
     let session = Session::start(&info, weights, &mut memory, &options)?;
     let outcome = generate(session, &info, &tokens, limit, &job, allocator)?;

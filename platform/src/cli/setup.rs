@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::Path;
 use std::thread;
 
-use crate::budget::{self, Resident};
+use crate::budget;
 use crate::cpu::Kernels;
 use crate::error::Error;
 use crate::io::fault::FaultPlan;
@@ -242,13 +242,6 @@ fn default_budget(file_bytes: u64) -> u64 {
         Some(available) => available.bytes - (available.bytes / 16).min(512 << 20),
         None => file_bytes.saturating_mul(2).max(1 << 30),
     }
-}
-
-/// What the process holds now, and what its own code will take when all of it has been touched.
-pub fn held() -> u64 {
-    let resident = Resident::read().unwrap_or_default();
-    let program = std::fs::metadata("/proc/self/exe").map_or(0, |meta| meta.len());
-    resident.anon + resident.shmem + resident.file.max(program)
 }
 
 /// A prompt or document: text from the command line, or from a file (`-` is stdin).
