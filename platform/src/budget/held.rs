@@ -33,7 +33,7 @@ fn from_smaps(smaps: &str, exe: &str) -> Option<u64> {
             own = !exe.is_empty() && line.ends_with(exe);
         }
     }
-    any.then(|| total << 10)
+    any.then_some(total << 10)
 }
 
 #[cfg(test)]
