@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use leanstream_core::gguf::Value as Meta;
 use leanstream_core::ledger::Kind;
-use leanstream_core::stream::policy::cyclic::{Cyclic, Shape};
 use serde_json::{Value, json};
 
 use super::output::print;
@@ -126,14 +125,7 @@ impl Inspect {
         .options(&info, need)?;
         let memory = Memory::new(&info, &mut weights, &options, held())?;
         let plan = &memory.plan;
-        let shape = Shape {
-            planned: plan.planned,
-            loose: plan.loose,
-            rows: plan.batch,
-            slots: plan.slots,
-            reads_max: plan.reads_max,
-        };
-        let kept = Cyclic::new(shape).kept();
+        let kept = plan.kept();
         let resident = pass_bytes as f64 * f64::from(kept) / f64::from(plan.planned.max(1));
         let streamed = pass_bytes as f64 - resident;
         let rate = if streamed >= 1.0 {

@@ -6,6 +6,7 @@
 
 use leanstream_core::ledger::{Kind, Ledger};
 use leanstream_core::plan::pieces::{self, SlotChoice};
+use leanstream_core::stream::policy::cyclic::{Cyclic, Shape};
 use leanstream_core::stream::tables;
 use leanstream_core::units::{Piece, SlotId};
 
@@ -95,6 +96,24 @@ pub struct MemoryPlan {
     pub planned: u32,
     /// Pieces of an embedding matrix that no step multiplies by.
     pub loose: u32,
+}
+
+impl MemoryPlan {
+    /// The plan as the engine's ranking sees it.
+    pub fn shape(&self) -> Shape {
+        Shape {
+            planned: self.planned,
+            loose: self.loose,
+            rows: self.batch,
+            slots: self.slots,
+            reads_max: self.reads_max,
+        }
+    }
+
+    /// Pieces that stay in memory once they have been read.
+    pub fn kept(&self) -> u32 {
+        Cyclic::new(self.shape()).kept()
+    }
 }
 
 /// Decides.

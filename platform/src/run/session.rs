@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leanstream_core::plan::pieces;
-use leanstream_core::stream::policy::cyclic::{Cyclic, Shape};
+use leanstream_core::stream::policy::cyclic::Cyclic;
 use leanstream_core::stream::tables::{Mark, Read, Slot, Step, Tables};
 use leanstream_core::stream::{Counters, Engine, Event, Fault, drive};
 use leanstream_core::units::{Extent, FileId, Piece, PieceId, SlotId};
@@ -342,13 +342,6 @@ impl<'m> Session<'m> {
         };
         let pool = Pool::new(threads, memory::STACK_BYTES, Arc::new(shared))
             .map_err(refused("start a thread for it"))?;
-        let shape = Shape {
-            planned: plan.planned,
-            loose: plan.loose,
-            rows: plan.batch,
-            slots: plan.slots,
-            reads_max: plan.reads_max,
-        };
         Ok(Self {
             position: 0,
             context: options.context,
@@ -375,7 +368,7 @@ impl<'m> Session<'m> {
                     reads: &mut memory.reads,
                     gather: &mut memory.gather,
                 },
-                Cyclic::new(shape),
+                Cyclic::new(plan.shape()),
             ),
         })
     }
