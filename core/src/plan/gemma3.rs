@@ -4,9 +4,7 @@
 //! five layers of six with a rotary base of their own, embeddings scaled by the root of their width,
 //! a tied head. The converter has added the 1 to the norms' weights.
 
-use super::{
-    Activation, Arch, Hyper, Linear, Model, Op, PlanError, Rope, RopeStyle, Sink, StepPlan,
-};
+use super::{Activation, Arch, Hyper, Model, Op, PlanError, Rope, RopeStyle, Sink, StepPlan};
 use crate::plan::llama::libm_sqrt;
 
 const ARCH: &str = "gemma3";
@@ -54,7 +52,6 @@ pub(super) fn plan<'a>(
         act: model.activation(ARCH, Activation::Gelu)?,
         tied: !model.has("output.weight"),
     };
-    let ff = hyper.ff;
     let embedding = model.embedding(sink, &hyper)?;
     sink.step(StepPlan {
         op: Op::Embed,
@@ -63,30 +60,10 @@ pub(super) fn plan<'a>(
     for layer in 0..layers {
         let at = Some(layer);
         let norm = model.vector(sink, at, "attn_norm.weight", d)?;
-        let q = model.linear(
-            sink,
-            layer,
-            ("attn_q.weight", "attn_q.bias"),
-            hyper.q_dim(),
-            d,
-        )?;
-        let k = model.linear(
-            sink,
-            layer,
-            ("attn_k.weight", "attn_k.bias"),
-            hyper.kv_dim(),
-            d,
-        )?;
-        let v = model.linear(
-            sink,
-            layer,
-            ("attn_v.weight", "attn_v.bias"),
-            hyper.kv_dim(),
-            d,
-        )?;
+        let linears = model.qkv(sink, &hyper, layer)?;
         sink.step(StepPlan {
             op: Op::Qkv { norm },
-            linears: [q, k, v],
+            linears,
         });
         let q_norm = Some(model.vector(sink, at, "attn_q_norm.weight", head_dim)?);
         let k_norm = Some(model.vector(sink, at, "attn_k_norm.weight", head_dim)?);
@@ -98,40 +75,25 @@ pub(super) fn plan<'a>(
             },
             linears: [None; 3],
         });
-        let out = model.linear(
-            sink,
-            layer,
-            ("attn_output.weight", "attn_output.bias"),
-            d,
-            hyper.q_dim(),
-        )?;
+        let linears = model.out(sink, &hyper, layer)?;
         let post = Some(model.vector(sink, at, "post_attention_norm.weight", d)?);
         sink.step(StepPlan {
             op: Op::Out { post },
-            linears: [out, None, None],
+            linears,
         });
         let norm = model.vector(sink, at, "ffn_norm.weight", d)?;
-        let gate = model.linear(sink, layer, ("ffn_gate.weight", "ffn_gate.bias"), ff, d)?;
-        let up = model.linear(sink, layer, ("ffn_up.weight", "ffn_up.bias"), ff, d)?;
+        let linears = model.up(sink, &hyper, layer)?;
         sink.step(StepPlan {
             op: Op::Up { norm },
-            linears: [gate, up, None],
+            linears,
         });
-        let down = model.linear(sink, layer, ("ffn_down.weight", "ffn_down.bias"), d, ff)?;
+        let linears = model.down(sink, &hyper, layer)?;
         let post = Some(model.vector(sink, at, "post_ffw_norm.weight", d)?);
         sink.step(StepPlan {
             op: Op::Down { post },
-            linears: [down, None, None],
+            linears,
         });
     }
-    let norm = model.vector(sink, None, "output_norm.weight", d)?;
-    let matrix = match model.matrix_opt(sink, None, "output.weight", hyper.vocab, d)? {
-        Some(matrix) => matrix,
-        None => embedding,
-    };
-    sink.step(StepPlan {
-        op: Op::Head { norm },
-        linears: [Some(Linear { matrix, bias: None }), None, None],
-    });
+    model.head(sink, &hyper, embedding)?;
     Ok(hyper)
 }

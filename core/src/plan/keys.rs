@@ -2,7 +2,10 @@
 
 use core::fmt::Write as _;
 
-use super::{Activation, Hyper, Linear, MatrixId, PlanError, Sink, Vector, VectorId, matrix_of};
+use super::{
+    Activation, Hyper, Linear, MatrixId, Op, PlanError, STEP_MATRICES_MAX, Sink, StepPlan, Vector,
+    VectorId, matrix_of,
+};
 use crate::gguf::{Gguf, Tensor, TensorIndex, Value};
 use crate::units::FileId;
 
@@ -18,6 +21,9 @@ pub struct Model<'m, 'a> {
     /// The tensors of all shards.
     pub tensors: TensorIndex<'m, 'a>,
 }
+
+/// The products of a step.
+type Linears = [Option<Linear>; STEP_MATRICES_MAX];
 
 /// A metadata or tensor name put together without allocation.
 type Name = heapless::String<96>;
@@ -359,6 +365,85 @@ impl<'a> Model<'_, 'a> {
         let embedding = self.matrix(sink, None, "token_embd.weight", hyper.vocab, hyper.d)?;
         sink.embedding(embedding);
         Ok(embedding)
+    }
+
+    /// The matrices of a layer's queries, keys and values.
+    pub(super) fn qkv(
+        &self,
+        sink: &mut impl Sink,
+        hyper: &Hyper,
+        layer: u32,
+    ) -> Result<Linears, PlanError<'a>> {
+        let (q, kv, d) = (hyper.q_dim(), hyper.kv_dim(), hyper.d);
+        Ok([
+            self.linear(sink, layer, ("attn_q.weight", "attn_q.bias"), q, d)?,
+            self.linear(sink, layer, ("attn_k.weight", "attn_k.bias"), kv, d)?,
+            self.linear(sink, layer, ("attn_v.weight", "attn_v.bias"), kv, d)?,
+        ])
+    }
+
+    /// The matrix behind a layer's attention.
+    pub(super) fn out(
+        &self,
+        sink: &mut impl Sink,
+        hyper: &Hyper,
+        layer: u32,
+    ) -> Result<Linears, PlanError<'a>> {
+        let names = ("attn_output.weight", "attn_output.bias");
+        let out = self.linear(sink, layer, names, hyper.d, hyper.q_dim())?;
+        Ok([out, None, None])
+    }
+
+    /// The first matrices of a layer's feed-forward network: gate and up, or up alone.
+    pub(super) fn up(
+        &self,
+        sink: &mut impl Sink,
+        hyper: &Hyper,
+        layer: u32,
+    ) -> Result<Linears, PlanError<'a>> {
+        let (ff, d) = (hyper.ff, hyper.d);
+        let names = ("ffn_gate.weight", "ffn_gate.bias");
+        let gate = if hyper.act.gated() {
+            self.linear(sink, layer, names, ff, d)?
+        } else {
+            None
+        };
+        let up = self.linear(sink, layer, ("ffn_up.weight", "ffn_up.bias"), ff, d)?;
+        Ok(if gate.is_some() {
+            [gate, up, None]
+        } else {
+            [up, None, None]
+        })
+    }
+
+    /// The last matrix of a layer's feed-forward network.
+    pub(super) fn down(
+        &self,
+        sink: &mut impl Sink,
+        hyper: &Hyper,
+        layer: u32,
+    ) -> Result<Linears, PlanError<'a>> {
+        let names = ("ffn_down.weight", "ffn_down.bias");
+        let down = self.linear(sink, layer, names, hyper.d, hyper.ff)?;
+        Ok([down, None, None])
+    }
+
+    /// The last step: a head of its own, or the embedding again.
+    pub(super) fn head(
+        &self,
+        sink: &mut impl Sink,
+        hyper: &Hyper,
+        embedding: MatrixId,
+    ) -> Result<(), PlanError<'a>> {
+        let norm = self.vector(sink, None, "output_norm.weight", hyper.d)?;
+        let own = self.matrix_opt(sink, None, "output.weight", hyper.vocab, hyper.d)?;
+        let matrix = own.unwrap_or(embedding);
+        let head = Linear { matrix, bias: None };
+        sink.step(StepPlan {
+            op: Op::Head { norm },
+            linears: [Some(head), None, None],
+        });
+        Ok(())
     }
 
     /// Llama 3's frequency divisors, where the file has them.

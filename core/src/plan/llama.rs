@@ -4,9 +4,7 @@
 //! another activation than SiLU), optional biases, tied or untied head. Mixtures of experts carry
 //! the same architecture name and are refused.
 
-use super::{
-    Activation, Arch, Hyper, Linear, Model, Op, PlanError, Rope, RopeStyle, Sink, StepPlan,
-};
+use super::{Activation, Arch, Hyper, Model, Op, PlanError, Rope, RopeStyle, Sink, StepPlan};
 
 const ARCH: &str = "llama";
 
@@ -79,7 +77,7 @@ pub(super) fn describe<'a>(
     sink: &mut impl Sink,
     hyper: &Hyper,
 ) -> Result<(), PlanError<'a>> {
-    let &Hyper { d, ff, .. } = hyper;
+    let d = hyper.d;
     let embedding = model.embedding(sink, hyper)?;
     sink.step(StepPlan {
         op: Op::Embed,
@@ -87,83 +85,39 @@ pub(super) fn describe<'a>(
     });
     model.rope_factors(sink, hyper)?;
     for layer in 0..hyper.layers {
-        let at = Some(layer);
-        let norm = model.vector(sink, at, "attn_norm.weight", d)?;
-        let q = model.linear(
-            sink,
-            layer,
-            ("attn_q.weight", "attn_q.bias"),
-            hyper.q_dim(),
-            d,
-        )?;
-        let k = model.linear(
-            sink,
-            layer,
-            ("attn_k.weight", "attn_k.bias"),
-            hyper.kv_dim(),
-            d,
-        )?;
-        let v = model.linear(
-            sink,
-            layer,
-            ("attn_v.weight", "attn_v.bias"),
-            hyper.kv_dim(),
-            d,
-        )?;
+        let norm = model.vector(sink, Some(layer), "attn_norm.weight", d)?;
+        let linears = model.qkv(sink, hyper, layer)?;
         sink.step(StepPlan {
             op: Op::Qkv { norm },
-            linears: [q, k, v],
+            linears,
         });
+        let op = Op::Attend {
+            layer,
+            q_norm: None,
+            k_norm: None,
+        };
         sink.step(StepPlan {
-            op: Op::Attend {
-                layer,
-                q_norm: None,
-                k_norm: None,
-            },
+            op,
             linears: [None; 3],
         });
-        let out = model.linear(
-            sink,
-            layer,
-            ("attn_output.weight", "attn_output.bias"),
-            d,
-            hyper.q_dim(),
-        )?;
+        let linears = model.out(sink, hyper, layer)?;
         sink.step(StepPlan {
             op: Op::Out { post: None },
-            linears: [out, None, None],
+            linears,
         });
-        let norm = model.vector(sink, at, "ffn_norm.weight", d)?;
-        let up = model.linear(sink, layer, ("ffn_up.weight", "ffn_up.bias"), ff, d)?;
-        let linears = if hyper.act.gated() {
-            [
-                model.linear(sink, layer, ("ffn_gate.weight", "ffn_gate.bias"), ff, d)?,
-                up,
-                None,
-            ]
-        } else {
-            [up, None, None]
-        };
+        let norm = model.vector(sink, Some(layer), "ffn_norm.weight", d)?;
+        let linears = model.up(sink, hyper, layer)?;
         sink.step(StepPlan {
             op: Op::Up { norm },
             linears,
         });
-        let down = model.linear(sink, layer, ("ffn_down.weight", "ffn_down.bias"), d, ff)?;
+        let linears = model.down(sink, hyper, layer)?;
         sink.step(StepPlan {
             op: Op::Down { post: None },
-            linears: [down, None, None],
+            linears,
         });
     }
-    let norm = model.vector(sink, None, "output_norm.weight", d)?;
-    let matrix = match model.matrix_opt(sink, None, "output.weight", hyper.vocab, d)? {
-        Some(matrix) => matrix,
-        None => embedding,
-    };
-    sink.step(StepPlan {
-        op: Op::Head { norm },
-        linears: [Some(Linear { matrix, bias: None }), None, None],
-    });
-    Ok(())
+    model.head(sink, hyper, embedding)
 }
 
 /// Square root by Newton's method in f64: `core` has none without std.
