@@ -39,6 +39,8 @@ pub enum Error {
     Signal(i32),
     /// The reader of our output has gone.
     ClosedPipe,
+    /// A process that we started failed with this exit code, and has told why.
+    Told(i32),
 }
 
 impl Error {
@@ -52,6 +54,7 @@ impl Error {
             Self::Io { .. } => 5,
             Self::Signal(signal) => 128 + signal,
             Self::ClosedPipe => 141,
+            Self::Told(code) => *code,
         }
     }
 
@@ -94,6 +97,7 @@ impl fmt::Display for Error {
             }
             Self::Signal(signal) => write!(f, "stopped by signal {signal}"),
             Self::ClosedPipe => f.write_str("the reader of the output has gone"),
+            Self::Told(code) => write!(f, "a process for a test ended with exit code {code}"),
         }
     }
 }
@@ -136,6 +140,7 @@ mod tests {
             (Error::Signal(2), 130),
             (Error::Signal(15), 143),
             (Error::ClosedPipe, 141),
+            (Error::Told(4), 4),
         ];
         for (error, code) in cases {
             assert_eq!(error.exit_code(), code, "{error}");

@@ -8,8 +8,8 @@
 //! microseconds, then parks. A parked worker that wakes late never holds up a task: whoever is awake
 //! takes the chunks, and a task has ended when its chunks have, not when its workers have.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -121,12 +121,19 @@ impl<J: Job> Pool<J> {
             state,
             workers: Vec::with_capacity(threads - 1),
         };
+        // A thread's start allocates; waiting for it here keeps that out of the sealed part.
+        let up = Arc::new(Barrier::new(2));
         for index in 1..threads {
-            let state = Arc::clone(&pool.state);
+            let (state, up_there) = (Arc::clone(&pool.state), Arc::clone(&up));
             let handle = thread::Builder::new()
                 .name(format!("compute-{index}"))
                 .stack_size(stack_bytes)
-                .spawn(move || work(&state, index))?;
+                .spawn(move || {
+                    up_there.wait();
+                    drop(up_there);
+                    work(&state, index);
+                })?;
+            up.wait();
             pool.workers.push((handle.thread().clone(), handle));
         }
         Ok(pool)

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
+use crate::error::Error;
+
 /// The signal that came first, 0 while there is none.
 pub static STOP: AtomicI32 = AtomicI32::new(0);
 
@@ -12,6 +14,17 @@ const ASKS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
 extern "C" fn note(signal: i32) {
     let _ = STOP.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// The signal that asked to stop as an error, once there is one.
+///
+/// # Errors
+/// [`Error::Signal`].
+pub fn check() -> Result<(), Error> {
+    match STOP.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        signal => Err(Error::Signal(signal)),
+    }
 }
 
 /// Listens from now on. A second signal of the same kind ends the process at once, so that a stuck
@@ -24,6 +37,13 @@ pub fn listen() {
     );
     for signal in ASKS {
         // SAFETY: the handler only touches an atomic, which is allowed in a signal handler.
-        let _ = unsafe { sigaction(signal, &action) };
+        let before = unsafe { sigaction(signal, &action) };
+        // What the caller had us ignore (`nohup`, a job in the background) stays ignored.
+        if let Ok(before) = before
+            && before.handler() == SigHandler::SigIgn
+        {
+            // SAFETY: this puts back what was there.
+            let _ = unsafe { sigaction(signal, &before) };
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-/// Begins an argument that wasn't UTF-8. A private-use character, so that no real argument does.
+/// Begins an argument that travels as hex digits: one that isn't UTF-8, or begins with this.
 const ESCAPE: char = '\u{F8FF}';
 
 /// Spellings that llama.cpp knows, and ours.
@@ -26,10 +26,33 @@ const ALIASES: [(&str, &str); 9] = [
     ("-tb", "--threads"),
 ];
 
+/// Options without a value. What follows any other one is its value, whatever it looks like.
+const SWITCHES: [&str; 14] = [
+    "--help",
+    "--version",
+    "--buffered",
+    "--exact-activations",
+    "--ignore-eos",
+    "--no-special",
+    "--json",
+    "--json-stream",
+    "--ids",
+    "--no-bos",
+    "--no-tensors",
+    "--blocks",
+    "--sha256",
+    "--",
+];
+
 /// The arguments as `argh` wants them.
 pub fn normalise(args: impl IntoIterator<Item = OsString>) -> Vec<String> {
     let mut out = Vec::new();
+    let mut value_next = false;
     for arg in args {
+        if std::mem::take(&mut value_next) {
+            out.push(value(&arg));
+            continue;
+        }
         let text = match arg.into_string() {
             Ok(text) => text,
             Err(raw) => {
@@ -45,10 +68,19 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>) -> Vec<String> {
             .iter()
             .find(|(theirs, _)| *theirs == name)
             .map_or(name, |(_, ours)| ours);
+        value_next = value.is_none() && name.starts_with('-') && !SWITCHES.contains(&name);
         out.push(name.to_owned());
-        out.extend(value.map(str::to_owned));
+        out.extend(value.map(|value| self::value(OsStr::new(value))));
     }
     out
+}
+
+/// A value as it travels.
+fn value(raw: &OsStr) -> String {
+    match raw.to_str() {
+        Some(text) if !text.starts_with(ESCAPE) => text.to_owned(),
+        _ => escape(raw.as_bytes()),
+    }
 }
 
 /// An argument that isn't UTF-8, split at `=` as the others are.
@@ -74,7 +106,7 @@ fn escape(bytes: &[u8]) -> String {
     out
 }
 
-/// A path, with whatever bytes it has.
+/// A path or a prompt, with whatever bytes it has.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PathArg(pub PathBuf);
 
@@ -108,16 +140,31 @@ mod tests {
             ["run", "--predict", "3", "-p", "a=b"]
         );
         assert_eq!(normal(&["--budget=a=b"]), ["--budget", "a=b"]);
+        // Values that look like options are values.
+        assert_eq!(
+            normal(&["--json", "-p", "--a=b", "-f", "-h", "-h"]),
+            ["--json", "-p", "--a=b", "-f", "-h", "--help"]
+        );
     }
 
     #[test]
     fn any_bytes_survive() {
         let raw = OsString::from_vec(b"m\xff\x00\xfe.gguf".to_vec());
-        let text = normalise([raw.clone()]).remove(0);
+        let text = normalise(["-m".into(), raw.clone()]).remove(1);
         assert_eq!(
             PathArg::from_arg_value(&text).unwrap().0.into_os_string(),
             raw
         );
+        for like_ours in ["-p=\u{F8FF}41", "--prompt=\u{F8FF}41"] {
+            let text = like_ours.split_once('=').unwrap();
+            let args = if like_ours.starts_with("--") {
+                normal(&[like_ours])
+            } else {
+                normal(&[text.0, text.1])
+            };
+            let path = PathArg::from_arg_value(&args[1]).unwrap().0;
+            assert_eq!(path.as_os_str(), OsStr::new(text.1));
+        }
         let option = OsString::from_vec(b"--model=\xff=".to_vec());
         let texts = normalise([option]);
         assert_eq!(texts[0], "--model");

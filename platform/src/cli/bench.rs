@@ -3,7 +3,7 @@
 //! Each test runs in a process of its own, so that its peak memory is its own; this one starts them,
 //! probes the storage, and prints. JSON lines have llama-bench's keys and ours.
 
-use std::io::Read;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -181,25 +181,18 @@ impl Bench {
             command.args(["--budget", budget]);
         }
         let mut child = command.spawn().map_err(failed)?;
-        let mut text = String::new();
-        child
-            .stdout
-            .take()
-            .expect("its output was asked for")
-            .read_to_string(&mut text)
-            .map_err(failed)?;
+        let output = child.stdout.take().expect("its output was asked for");
+        let read = setup::read(&output, Path::new("a test's process"));
+        if read.is_err() {
+            // Stopped: so must the test be, and what it says no longer matters.
+            let _ = child.kill();
+        }
         let status = child.wait().map_err(failed)?;
-        match serde_json::from_str(&text) {
+        match serde_json::from_slice(&read?) {
             Ok(Value::Object(object)) if status.success() => Ok(object),
-            // It has told why on stderr; its exit code is passed on.
             _ => Err(match status.code() {
-                Some(2) => Error::Usage("a test could not start".into()),
-                Some(4) => Error::Budget {
-                    budget: 0,
-                    least: 0,
-                    table: "  (as told above)".into(),
-                },
-                _ => Error::Runtime(format!("a test ended with {status}")),
+                Some(code) if code != 0 => Error::Told(code),
+                _ => Error::Runtime(format!("a test's process ended with {status}")),
             }),
         }
     }

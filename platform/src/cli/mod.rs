@@ -46,7 +46,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>, allocator: &Counting) -> i
         Ok(()) => 0,
         Err(error) => {
             // A reader that has gone away asked for no message, nor did a signal's sender.
-            if !matches!(error, Error::ClosedPipe | Error::Signal(_)) {
+            if !matches!(error, Error::ClosedPipe | Error::Signal(_) | Error::Told(_)) {
                 output::say(&format!("leanstream: {error}"));
             }
             error.exit_code()

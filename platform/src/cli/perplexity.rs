@@ -20,7 +20,7 @@ runs_a_model! {
     pub struct Perplexity {
         /// the text
         #[argh(option, short = 'p')]
-        prompt: Option<String>,
+        prompt: Option<PathArg>,
         /// read the text from a file, '-' for stdin
         #[argh(option, short = 'f')]
         file: Option<PathArg>,
@@ -70,10 +70,7 @@ impl Sums {
 
 impl Perplexity {
     pub(super) fn execute(&self) -> Result<(), Error> {
-        let text = setup::text(
-            self.prompt.as_deref(),
-            self.file.as_ref().map(|file| file.0.as_path()),
-        )?;
+        let text = setup::text(self.prompt.as_ref(), self.file.as_ref())?;
         let (info, mut weights) = self.machine().load()?;
         let chunk = self.ctx_size as usize;
         if chunk < 4 {

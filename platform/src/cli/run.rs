@@ -28,7 +28,7 @@ runs_a_model! {
     pub struct Run {
         /// the prompt
         #[argh(option, short = 'p')]
-        prompt: Option<String>,
+        prompt: Option<PathArg>,
         /// read the prompt from a file, '-' for stdin
         #[argh(option, short = 'f')]
         file: Option<PathArg>,
@@ -68,7 +68,8 @@ runs_a_model! {
         /// print one JSON object instead of the text
         #[argh(switch)]
         json: bool,
-        /// print a JSON object a token, then the summary
+        /// print a JSON object a token (and one with token null where the text ends within a
+        /// character), then the summary
         #[argh(switch, long = "json-stream")]
         json_stream: bool,
     }
@@ -138,7 +139,6 @@ struct Outcome {
 
 impl Run {
     pub(super) fn execute(&self, allocator: &Counting) -> Result<(), Error> {
-        let file = self.file.as_ref().map(|file| file.0.as_path());
         let params = Params {
             temperature: self.temp,
             top_k: self.top_k,
@@ -152,7 +152,7 @@ impl Run {
         execute(
             Job {
                 machine: self.machine(),
-                prompt: setup::text(self.prompt.as_deref(), file)?,
+                prompt: setup::text(self.prompt.as_ref(), self.file.as_ref())?,
                 predict: self.predict.unwrap_or(PREDICT_DEFAULT),
                 context: self.ctx_size,
                 params,
@@ -362,6 +362,12 @@ fn generate(
     let mut bytes = Vec::new();
     for &token in &generated {
         info.tokenizer.piece(token, &mut bytes);
+    }
+    if job.print == Print::JsonStream && utf8.held() > 0 {
+        // The text ended within a character, and the summary's text shows that too.
+        shown.clear();
+        utf8.finish(&mut shown);
+        out.write(format!("{{\"token\":null,\"text\":\"{shown}\"}}\n").as_bytes())?;
     }
     let total = session.stats();
     Ok(Outcome {

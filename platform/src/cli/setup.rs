@@ -1,10 +1,15 @@
 //! What commands that run a model share: their options, and the way from there to a session.
 
-use std::fs::File;
-use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::thread;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::args::PathArg;
 use crate::budget;
 use crate::cpu::Kernels;
 use crate::error::Error;
@@ -18,6 +23,12 @@ use crate::signals;
 
 /// Text files larger than this are refused: a prompt of that size is a mistake.
 const TEXT_MAX: u64 = 256 << 20;
+
+/// How often a wait for input looks whether a signal came.
+const SIGNAL_CHECK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
 
 /// Declares a command's arguments, with those of every command that runs a model.
 macro_rules! runs_a_model {
@@ -248,15 +259,16 @@ fn default_budget(file_bytes: u64) -> u64 {
 ///
 /// # Errors
 /// Both or neither given, or a file that can't be read.
-pub fn text(prompt: Option<&str>, file: Option<&Path>) -> Result<Vec<u8>, Error> {
-    match (prompt, file) {
-        (Some(prompt), None) => Ok(prompt.as_bytes().to_vec()),
-        (None, Some(path)) if path == Path::new("-") => {
-            read(&mut std::io::stdin().lock(), Path::new("stdin"))
-        }
+pub fn text(prompt: Option<&PathArg>, file: Option<&PathArg>) -> Result<Vec<u8>, Error> {
+    match (prompt, file.map(|file| file.0.as_path())) {
+        (Some(prompt), None) => Ok(prompt.0.as_os_str().as_bytes().to_vec()),
+        (None, Some(path)) if path == Path::new("-") => read(&std::io::stdin(), Path::new("stdin")),
         (None, Some(path)) => {
-            let mut file = File::open(path).map_err(|error| Error::io(path, "open it", error))?;
-            read(&mut file, path)
+            // Without waiting for a pipe's writer, which would be deaf to signals.
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+            let file = rustix::fs::open(path, flags, Mode::empty())
+                .map_err(|error| Error::io(path, "open it", error.into()))?;
+            read(&file, path)
         }
         (Some(_), Some(_)) => Err(Error::Usage("give -p TEXT or -f FILE, not both".into())),
         (None, None) => Err(Error::Usage(
@@ -265,17 +277,31 @@ pub fn text(prompt: Option<&str>, file: Option<&Path>) -> Result<Vec<u8>, Error>
     }
 }
 
-fn read(from: &mut impl Read, path: &Path) -> Result<Vec<u8>, Error> {
+/// Reads all of it. A pipe may stay silent for ever, so a signal is looked for while waiting.
+pub(super) fn read(from: &impl AsFd, path: &Path) -> Result<Vec<u8>, Error> {
+    let failed = |error: Errno| Error::io(path, "read it", error.into());
     let mut bytes = Vec::new();
-    from.take(TEXT_MAX + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| Error::io(path, "read it", error))?;
-    if bytes.len() as u64 > TEXT_MAX {
-        return Err(Error::Usage(format!(
-            "{}: is larger than {} MiB",
-            path.display(),
-            TEXT_MAX >> 20
-        )));
+    let mut part = vec![0; 64 << 10];
+    loop {
+        signals::check()?;
+        let mut ready = [PollFd::new(from, PollFlags::IN)];
+        match poll(&mut ready, Some(&SIGNAL_CHECK)) {
+            Ok(0) | Err(Errno::INTR) => continue,
+            // Whatever else is wrong with it, reading tells.
+            _ => {}
+        }
+        match rustix::io::read(from, &mut part[..]) {
+            Ok(0) => return Ok(bytes),
+            Ok(n) => bytes.extend_from_slice(&part[..n]),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(failed(error)),
+        }
+        if bytes.len() as u64 > TEXT_MAX {
+            return Err(Error::Usage(format!(
+                "{}: is larger than {} MiB",
+                path.display(),
+                TEXT_MAX >> 20
+            )));
+        }
     }
-    Ok(bytes)
 }

@@ -18,7 +18,7 @@ pub struct Tokenize {
     model: PathArg,
     /// the text
     #[argh(option, short = 'p')]
-    prompt: Option<String>,
+    prompt: Option<PathArg>,
     /// read the text from a file, '-' for stdin
     #[argh(option, short = 'f')]
     file: Option<PathArg>,
@@ -38,10 +38,7 @@ pub struct Tokenize {
 
 impl Tokenize {
     pub(super) fn execute(&self) -> Result<(), Error> {
-        let text = setup::text(
-            self.prompt.as_deref(),
-            self.file.as_ref().map(|file| file.0.as_path()),
-        )?;
+        let text = setup::text(self.prompt.as_ref(), self.file.as_ref())?;
         let headers = Headers::open(&self.model.0)?;
         let tokenizer = headers.with(|shards, _| {
             Tokenizer::from_gguf(&shards[0]).map_err(|error| Error::model(&self.model.0, error))

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 
 use leanstream_core::gguf::Gguf;
 use leanstream_core::plan::{self, Model};
@@ -131,7 +130,7 @@ fn check_blocks(files: &[PathBuf], regions: &[Region]) -> Result<u64, Error> {
         let step = BUFFER_BYTES - BUFFER_BYTES % block;
         let mut done = 0;
         while done < region.bytes {
-            stopped()?;
+            signals::check()?;
             let part = &mut buffer[..(region.bytes - done).min(step as u64) as usize];
             file.read_exact_at(part, region.offset + done)
                 .map_err(|error| Error::io(path, "read its weights", error))?;
@@ -162,7 +161,7 @@ fn sha256(path: &Path) -> Result<String, Error> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
-        stopped()?;
+        signals::check()?;
         let n = file
             .read(&mut buffer)
             .map_err(|error| Error::io(path, "read it", error))?;
@@ -174,12 +173,5 @@ fn sha256(path: &Path) -> Result<String, Error> {
                 .collect());
         }
         hash.update(&buffer[..n]);
-    }
-}
-
-fn stopped() -> Result<(), Error> {
-    match signals::STOP.load(Ordering::Relaxed) {
-        0 => Ok(()),
-        signal => Err(Error::Signal(signal)),
     }
 }

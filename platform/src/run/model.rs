@@ -336,17 +336,19 @@ fn read_vectors(files: &[(PathBuf, u64)], vectors: &[Vector]) -> Result<Vectors,
 }
 
 fn map_header(path: &Path) -> Result<(PathBuf, u64, Mmap), Error> {
-    let file = File::open(path).map_err(|error| Error::io(path, "open it", error))?;
-    let meta = file
-        .metadata()
-        .map_err(|error| Error::io(path, "look at it", error))?;
+    // Asked before opening: opening a pipe would wait for its writer.
+    let meta = std::fs::metadata(path).map_err(|error| Error::io(path, "open it", error))?;
     if !meta.is_file() {
         return Err(Error::model(
             path,
             "is not a regular file; name a .gguf file",
         ));
     }
-    let len = meta.len();
+    let file = File::open(path).map_err(|error| Error::io(path, "open it", error))?;
+    let len = file
+        .metadata()
+        .map_err(|error| Error::io(path, "look at it", error))?
+        .len();
     let mut mapped = HEADER_FIRST.min(len);
     loop {
         let map =
