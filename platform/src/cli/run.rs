@@ -426,6 +426,7 @@ fn report(
             "peak_rss_bytes": peak,
             "bytes_read": outcome.total.counters.bytes_read,
             "bytes_read_per_token": if decoded > 0 { outcome.decoded.counters.bytes_read / decoded as u64 } else { 0 },
+            "rereads": outcome.total.counters.rereads,
             "hit_rate": outcome.decoded.hit_rate(),
             "stall_ms": ms(outcome.total.stalled),
             "overlap": outcome.total.overlap(),

@@ -22,6 +22,7 @@ mod transfer;
 pub mod uring;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicI32;
 
 use leanstream_core::port::{Geometry, ReadCommand, ReadOutcome, Storage};
 use leanstream_core::units::ReadId;
@@ -59,6 +60,8 @@ pub struct Options {
     pub throttle: Option<Limits>,
     /// Make reads fail.
     pub faults: Option<FaultPlan>,
+    /// Slow nothing down any more once this isn't 0.
+    pub stop: Option<&'static AtomicI32>,
 }
 
 /// The depth that [`Options::default`] asks for.
@@ -75,6 +78,7 @@ impl Default for Options {
             register: true,
             throttle: None,
             faults: None,
+            stop: None,
         }
     }
 }
@@ -184,10 +188,14 @@ impl Backend {
         let stack = match options.faults {
             Some(plan) => {
                 let faulty = Fault::new(device, arena, plan, Monotonic::default());
-                Stack::Faulty(Throttle::new(faulty, limits, Monotonic::default()))
+                Stack::Faulty(
+                    Throttle::new(faulty, limits, Monotonic::default()).until(options.stop),
+                )
             }
             None if limits.is_none() => Stack::Plain(device),
-            None => Stack::Throttled(Throttle::new(device, limits, Monotonic::default())),
+            None => Stack::Throttled(
+                Throttle::new(device, limits, Monotonic::default()).until(options.stop),
+            ),
         };
         Ok(Self {
             stack,

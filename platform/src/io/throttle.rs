@@ -4,6 +4,8 @@
 //! latency before each read's first byte during which other reads may pass. A read ends no earlier
 //! than that device would end it, and no earlier than the real one does.
 
+use std::sync::atomic::{AtomicI32, Ordering};
+
 use std::fmt;
 
 use leanstream_core::port::{Geometry, ReadCommand, ReadOutcome, Storage};
@@ -99,6 +101,7 @@ pub struct Throttle<S, C = Monotonic> {
     holds: Holds,
     /// When the channel has passed all that was started.
     free_ns: u64,
+    stop: Option<&'static AtomicI32>,
 }
 
 impl<S: Storage, C: Clock> Throttle<S, C> {
@@ -110,7 +113,13 @@ impl<S: Storage, C: Clock> Throttle<S, C> {
             limits,
             clock,
             free_ns: 0,
+            stop: None,
         }
+    }
+
+    /// Holds nothing back any more once `stop` isn't 0: whoever stops wants no trial of slowness.
+    pub fn until(self, stop: Option<&'static AtomicI32>) -> Self {
+        Self { stop, ..self }
     }
 
     /// What is slowed down.
@@ -149,7 +158,12 @@ impl<S: Storage, C: Clock> Storage for Throttle<S, C> {
             return self.inner.poll();
         }
         self.holds.collect(&mut self.inner);
-        self.holds.pop(self.clock.now_ns())
+        let stopped = |stop: &AtomicI32| stop.load(Ordering::Relaxed) != 0;
+        self.holds.pop(if self.stop.is_some_and(stopped) {
+            u64::MAX
+        } else {
+            self.clock.now_ns()
+        })
     }
 
     fn wait(&mut self, timeout_us: u32) {

@@ -296,6 +296,7 @@ impl<'m> Session<'m> {
         );
         let io_options = io::Options {
             depth: plan.reads_max,
+            stop: Some(options.stop),
             ..options.io
         };
         let storage = Backend::new(Arc::clone(&memory.source), Arc::clone(&arena), &io_options)

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "every test program uses its own part")]
 
 pub mod cases;
+pub mod cli;
 pub mod golden;
 pub mod models;
 pub mod reference;

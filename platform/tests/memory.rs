@@ -1,0 +1,190 @@
+//! The budget is kept: the peak of resident memory with real models, as the kernel tells it, also in
+//! a control group that would kill whoever takes more; and what is read for a token.
+
+mod common;
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+
+use common::cli::{Ran, finish, program, with};
+use common::models::model;
+use leanstream::fetch::{GEMMA3, Published, SMOLLM2};
+
+/// Budgets in MiB, each far below the model's size, or about half of it.
+const SMOLLM2_MIB: [u64; 4] = [24, 32, 48, 64];
+const GEMMA3_MIB: [u64; 2] = [48, 96];
+
+const RUN: &str = "-p Gravity -n 4 --temp 0 --ignore-eos --json -c 512";
+
+fn check(ran: &Ran, budget: u64, name: &str) {
+    let summary = ran.json();
+    assert_eq!(summary["budget_bytes"], budget);
+    let peak = summary["peak_rss_bytes"].as_u64().expect("a number");
+    assert!(peak <= budget, "{name}: VmHWM {peak} of {budget}");
+    assert!(
+        ran.max_rss <= budget,
+        "{name}: ru_maxrss {} of {budget}",
+        ran.max_rss
+    );
+    assert_eq!(summary["allocations"], 0, "{name}");
+}
+
+fn peaks(test: &str, published: &Published, budgets: &[u64]) {
+    let Some(path) = model(test, published) else {
+        return;
+    };
+    for mib in budgets {
+        for io in ["auto", "pread"] {
+            let ran = with("run", &path, &format!("{RUN} --budget {mib}M --io {io}"));
+            check(&ran, mib << 20, &format!("{} {io}", published.file));
+        }
+    }
+}
+
+#[test]
+fn smollm2_stays_within_its_budgets() {
+    peaks("smollm2_stays_within_its_budgets", &SMOLLM2, &SMOLLM2_MIB);
+}
+
+#[test]
+fn gemma3_stays_within_its_budgets() {
+    peaks("gemma3_stays_within_its_budgets", &GEMMA3, &GEMMA3_MIB);
+}
+
+/// A long prompt makes large batches, and scoring has buffers of its own.
+#[test]
+fn long_prompts_and_scoring_stay_within_too() {
+    let test = "long_prompts_and_scoring_stay_within_too";
+    let Some(path) = model(test, &SMOLLM2) else {
+        return;
+    };
+    let text = "The quick brown fox jumps over the lazy dog. ".repeat(40);
+    for mib in [32, 64] {
+        let mut command = program(["run", "-p", &text, "-m"]);
+        command
+            .arg(&path)
+            .args(["-n", "2", "--json", "--budget", &format!("{mib}M")]);
+        let ran = finish(command.spawn().expect("the program starts"));
+        check(&ran, mib << 20, "long prompt");
+        let mut command = program(["perplexity", "-p", &text, "-m"]);
+        command
+            .arg(&path)
+            .args(["-c", "128", "--json", "--budget", &format!("{mib}M")]);
+        let ran = finish(command.spawn().expect("the program starts"));
+        let peak = ran.json()["peak_rss_bytes"].as_u64().expect("a number");
+        assert!(peak <= mib << 20 && ran.max_rss <= mib << 20, "{peak}");
+    }
+}
+
+/// A memory control group, removed when it goes out of scope.
+struct Group {
+    dir: PathBuf,
+    /// How many processes the kernel killed in it for want of memory.
+    kills: fn(&Path) -> u64,
+}
+
+impl Group {
+    /// With a limit in bytes; the reason where there can be none.
+    fn new(limit: u64) -> Result<Self, String> {
+        let name = format!("leanstream-test-{}", std::process::id());
+        let (root, file, kills): (_, _, fn(&Path) -> u64) =
+            if Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists() {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", |dir| {
+                    count(&dir.join("memory.oom_control"), "oom_kill ")
+                })
+            } else {
+                ("/sys/fs/cgroup", "memory.max", |dir| {
+                    count(&dir.join("memory.events"), "oom_kill ")
+                })
+            };
+        let dir = Path::new(root).join(name);
+        fs::create_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        let group = Self { dir, kills };
+        let limit_file = group.dir.join(file);
+        fs::write(&limit_file, limit.to_string())
+            .map_err(|error| format!("{}: {error}", limit_file.display()))?;
+        // Swap would hide what is too much; where it isn't accounted there is none to forbid.
+        let _ = fs::write(group.dir.join("memory.swap.max"), "0");
+        let _ = fs::write(
+            group.dir.join("memory.memsw.limit_in_bytes"),
+            limit.to_string(),
+        );
+        Ok(group)
+    }
+}
+
+fn count(file: &Path, key: &str) -> u64 {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.lines()
+        .find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+#[test]
+fn a_control_group_of_the_budget_is_enough() {
+    let test = "a_control_group_of_the_budget_is_enough";
+    for (published, budgets) in [(&SMOLLM2, &SMOLLM2_MIB[..]), (&GEMMA3, &GEMMA3_MIB[..])] {
+        let Some(path) = model(test, published) else {
+            continue;
+        };
+        for mib in budgets {
+            let group = match Group::new(mib << 20) {
+                Ok(group) => group,
+                Err(why) => {
+                    eprintln!("skipped: {test}: no memory control group: {why}");
+                    return;
+                }
+            };
+            let procs = group.dir.join("cgroup.procs");
+            let mut command = program(["run", "-m"]);
+            command
+                .arg(&path)
+                .args(RUN.split(' '))
+                .args(["--budget", &format!("{mib}M")]);
+            let file = fs::File::options()
+                .write(true)
+                .open(&procs)
+                .expect("the group takes processes");
+            // SAFETY: between fork and exec the closure makes one system call, and allocates nothing.
+            unsafe {
+                command.pre_exec(move || {
+                    use std::io::Write;
+                    (&file).write_all(b"0")
+                });
+            }
+            let ran = finish(command.spawn().expect("the program starts"));
+            assert_eq!((group.kills)(&group.dir), 0, "{} {mib}", published.file);
+            check(&ran, mib << 20, published.file);
+        }
+    }
+}
+
+/// Dense streaming has a floor: what isn't kept is read once for each token, and nothing twice.
+#[test]
+fn a_token_reads_what_is_not_kept() {
+    let test = "a_token_reads_what_is_not_kept";
+    let Some(path) = model(test, &SMOLLM2) else {
+        return;
+    };
+    for mib in [32u64, 48, 64] {
+        let args = format!("-c 512 --json --budget {mib}M -t 2 -b 1");
+        let plan = with("inspect", &path, &args).json()["plans"][0].clone();
+        let number = |key: &str| plan[key].as_f64().expect("a number");
+        let args = format!("{RUN} --budget {mib}M -t 2 -b 1");
+        let told = with("run", &path, &args).json();
+        let read = told["bytes_read_per_token"].as_f64().expect("a number");
+        let floor = number("weights_bytes") - number("resident_bytes");
+        assert!(
+            (read / floor - 1.0).abs() < 0.02,
+            "{mib} MiB: {read} bytes a token, the floor is {floor}"
+        );
+        assert_eq!(told["rereads"], 0, "{mib} MiB");
+    }
+}
