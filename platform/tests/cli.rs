@@ -510,7 +510,7 @@ fn models_that_cannot_be_read() {
     assert!(ran.failed(5).contains("missing.txt"));
     let ran = with("run", &model, &format!("-f {}", dir.display()));
     assert!(ran.failed(5).contains("dir.gguf"));
-    fs::set_permissions(&model, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&model, fs::Permissions::from_mode(0o0)).unwrap();
     if File::open(&model).is_ok() {
         eprintln!("skipped: models_that_cannot_be_read: this user may read every file");
         return;
@@ -621,7 +621,7 @@ fn a_budget_too_small_names_one_that_does() {
         ("run", "-p the -n 8 --temp 0 --ignore-eos --json"),
         (
             "run",
-            "-p the -n 8 --temp 0 --ignore-eos --json -c 4000 -t 4",
+            "-p the -n 8 --temp 0 --ignore-eos --json -c 400 -t 4",
         ),
         (
             "run",
