@@ -46,6 +46,14 @@ bench-streaming: build
 bench-cgroup limit="800": build
     bash platform/benches/in_cgroup.sh {{limit}} {{bin}} bench -m {{synth3b}} --budget {{limit}}M -p 0 -n 8 -r 3 -t 2
 
+# beside llama.cpp, in turns on this machine; LLAMA_BENCH is your own build of it
+compare-resident llama_bench: build
+    platform/benches/compare.py resident {{bin}} {{llama_bench}} {{smollm2}} {{gemma3}} {{synth3b}}
+
+# the same when the model doesn't fit: 25, 50, 75% of it (root, for cgroups and read-ahead)
+compare-streaming llama_bench: build
+    platform/benches/compare.py streaming {{bin}} {{llama_bench}} {{synth3b}} 400,800,1300
+
 # reading bandwidth by block size and depth
 bench-storage file=synth3b:
     cargo run --release --example io_bandwidth -- {{file}}
