@@ -41,7 +41,7 @@ fn no_budget_backend_depth_or_thread_count_changes_a_bit() {
             ..plenty.clone()
         },
     );
-    let faults = FaultPlan::parse("seed=11,fail=4%,late=5%,short=10%").expect("a plan");
+    let faults = FaultPlan::parse("seed=11,fail=0.3%,late=5%,short=10%").expect("a plan");
     for budget in [least, least + (1 << 20), least + (3 << 20), 1 << 30] {
         for kind in [Kind::Uring, Kind::Pread] {
             for (depth, direct) in [(1, Direct::Auto), (3, Direct::Off), (16, Direct::Auto)] {
