@@ -30,7 +30,9 @@ pub struct Ran {
     pub stdout: Vec<u8>,
     /// What it wrote to stderr.
     pub stderr: String,
-    /// The peak of its resident memory as the kernel told its parent, in bytes.
+    /// The peak of its resident memory as the kernel told its parent, in bytes. The kernel counts what
+    /// the process was before it became the program: a copy of this one. So it says something only
+    /// in test programs that are small themselves.
     pub max_rss: u64,
 }
 
@@ -132,8 +134,8 @@ fn wait(child: &Child) -> (ExitStatus, u64) {
     }
 }
 
-/// Sends a signal, once the child listens.
-pub fn send(child: &Child, signal: Signal) {
+/// Waits until the child has a handler for `signal`.
+pub fn await_caught(child: &Child, signal: Signal) {
     let start = Instant::now();
     let path = format!("/proc/{}/status", child.id());
     let listens = || {
@@ -146,6 +148,11 @@ pub fn send(child: &Child, signal: Signal) {
         assert!(start.elapsed() < HANGS, "it never listens");
         thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Sends a signal, once the child listens.
+pub fn send(child: &Child, signal: Signal) {
+    await_caught(child, signal);
     kill(Pid::from_raw(child.id() as i32), signal).expect("a running child");
 }
 
