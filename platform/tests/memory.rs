@@ -188,3 +188,22 @@ fn a_token_reads_what_is_not_kept() {
         assert_eq!(told["rereads"], 0, "{mib} MiB");
     }
 }
+
+/// A text is held before anything is planned, so one that is too long is refused while it is read.
+#[test]
+fn a_text_too_long_for_the_budget_is_refused_within_it() {
+    let Some(path) = model("a_text_too_long_for_the_budget", &SMOLLM2) else {
+        return;
+    };
+    let mut command = program(["run", "-n", "1", "--budget", "24M", "-m"]);
+    // The model itself as a prompt: 98 MB.
+    command.arg(&path).arg("-f").arg(&path);
+    let ran = finish(command.spawn().expect("the program starts"));
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("a sixteenth of --budget"),
+        "{}",
+        ran.stderr
+    );
+    assert!(ran.max_rss <= 24 << 20, "{}", ran.max_rss);
+}

@@ -182,7 +182,7 @@ impl Bench {
         }
         let mut child = command.spawn().map_err(failed)?;
         let output = child.stdout.take().expect("its output was asked for");
-        let read = setup::read(&output, Path::new("a test's process"));
+        let read = setup::read(&output, Path::new("a test's process"), setup::TEXT_MAX);
         if read.is_err() {
             // Stopped: so must the test be, and what it says no longer matters.
             let _ = child.kill();

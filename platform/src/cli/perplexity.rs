@@ -70,7 +70,11 @@ impl Sums {
 
 impl Perplexity {
     pub(super) fn execute(&self) -> Result<(), Error> {
-        let text = setup::text(self.prompt.as_ref(), self.file.as_ref())?;
+        let text = setup::text(
+            self.prompt.as_ref(),
+            self.file.as_ref(),
+            self.budget.as_deref(),
+        )?;
         let (info, mut weights) = self.machine().load()?;
         let chunk = self.ctx_size as usize;
         if chunk < 4 {

@@ -152,7 +152,11 @@ impl Run {
         execute(
             Job {
                 machine: self.machine(),
-                prompt: setup::text(self.prompt.as_ref(), self.file.as_ref())?,
+                prompt: setup::text(
+                    self.prompt.as_ref(),
+                    self.file.as_ref(),
+                    self.budget.as_deref(),
+                )?,
                 predict: self.predict.unwrap_or(PREDICT_DEFAULT),
                 context: self.ctx_size,
                 params,

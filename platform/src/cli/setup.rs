@@ -21,8 +21,8 @@ use crate::run::model::{self, Info, Weights};
 use crate::run::session::Options;
 use crate::signals;
 
-/// Text files larger than this are refused: a prompt of that size is a mistake.
-const TEXT_MAX: u64 = 256 << 20;
+/// Text longer than this is refused whatever the budget: a prompt of that size is a mistake.
+pub(super) const TEXT_MAX: u64 = 256 << 20;
 
 /// How often a wait for input looks whether a signal came.
 const SIGNAL_CHECK: Timespec = Timespec {
@@ -255,20 +255,35 @@ fn default_budget(file_bytes: u64) -> u64 {
     }
 }
 
-/// A prompt or document: text from the command line, or from a file (`-` is stdin).
+/// The longest text that is read. It is held, and its tokens with it, before the budget is planned, so
+/// a budget that was given in bytes bounds it.
+fn text_max(budget: Option<&str>) -> u64 {
+    let budget = budget.and_then(|text| budget::parse_size(text, None).ok());
+    budget.map_or(TEXT_MAX, |bytes| (bytes / 16).clamp(64 << 10, TEXT_MAX))
+}
+
+/// A prompt or document: text from the command line, or from a file (`-` is stdin). `budget` as it was
+/// given.
 ///
 /// # Errors
-/// Both or neither given, or a file that can't be read.
-pub fn text(prompt: Option<&PathArg>, file: Option<&PathArg>) -> Result<Vec<u8>, Error> {
+/// Both or neither given, a file that can't be read, or a text too long for the budget.
+pub fn text(
+    prompt: Option<&PathArg>,
+    file: Option<&PathArg>,
+    budget: Option<&str>,
+) -> Result<Vec<u8>, Error> {
+    let max = text_max(budget);
     match (prompt, file.map(|file| file.0.as_path())) {
         (Some(prompt), None) => Ok(prompt.0.as_os_str().as_bytes().to_vec()),
-        (None, Some(path)) if path == Path::new("-") => read(&std::io::stdin(), Path::new("stdin")),
+        (None, Some(path)) if path == Path::new("-") => {
+            read(&std::io::stdin(), Path::new("stdin"), max)
+        }
         (None, Some(path)) => {
             // Without waiting for a pipe's writer, which would be deaf to signals.
             let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
             let file = rustix::fs::open(path, flags, Mode::empty())
                 .map_err(|error| Error::io(path, "open it", error.into()))?;
-            read(&file, path)
+            read(&file, path, max)
         }
         (Some(_), Some(_)) => Err(Error::Usage("give -p TEXT or -f FILE, not both".into())),
         (None, None) => Err(Error::Usage(
@@ -278,7 +293,7 @@ pub fn text(prompt: Option<&PathArg>, file: Option<&PathArg>) -> Result<Vec<u8>,
 }
 
 /// Reads all of it. A pipe may stay silent for ever, so a signal is looked for while waiting.
-pub(super) fn read(from: &impl AsFd, path: &Path) -> Result<Vec<u8>, Error> {
+pub(super) fn read(from: &impl AsFd, path: &Path, max: u64) -> Result<Vec<u8>, Error> {
     let failed = |error: Errno| Error::io(path, "read it", error.into());
     let mut bytes = Vec::new();
     let mut part = vec![0; 64 << 10];
@@ -296,11 +311,11 @@ pub(super) fn read(from: &impl AsFd, path: &Path) -> Result<Vec<u8>, Error> {
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(error) => return Err(failed(error)),
         }
-        if bytes.len() as u64 > TEXT_MAX {
+        if bytes.len() as u64 > max {
             return Err(Error::Usage(format!(
-                "{}: is larger than {} MiB",
+                "{}: is larger than {max} bytes, the most that is read (a sixteenth of --budget); give a shorter \
+                 text or a larger budget",
                 path.display(),
-                TEXT_MAX >> 20
             )));
         }
     }

@@ -38,7 +38,7 @@ pub struct Tokenize {
 
 impl Tokenize {
     pub(super) fn execute(&self) -> Result<(), Error> {
-        let text = setup::text(self.prompt.as_ref(), self.file.as_ref())?;
+        let text = setup::text(self.prompt.as_ref(), self.file.as_ref(), None)?;
         let headers = Headers::open(&self.model.0)?;
         let tokenizer = headers.with(|shards, _| {
             Tokenizer::from_gguf(&shards[0]).map_err(|error| Error::model(&self.model.0, error))
