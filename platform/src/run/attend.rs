@@ -7,7 +7,7 @@ use leanstream_core::plan::{self, Hyper};
 use super::cells::Cells;
 use super::kv::{KvCache, KvError, KvLayout, KvType, ring_capacity};
 use super::pass::{Shared, own, see};
-use super::rope::{Rope, RopeError, RopeParams, RopeStyle};
+use super::rope::{Rope, RopeError, RopeParams};
 use crate::cpu::attention::{AttendJob, scratch_floats};
 
 /// The cache of all layers, and the angles of the running batch.
@@ -36,10 +36,7 @@ impl Attention {
         let region = vec![0u8; layout.bytes()];
         let rope = |rope: &plan::Rope| {
             Rope::new(&RopeParams {
-                style: match hyper.rope_style {
-                    plan::RopeStyle::Adjacent => RopeStyle::Norm,
-                    plan::RopeStyle::Halves => RopeStyle::Neox,
-                },
+                style: hyper.rope_style,
                 head_dim: hyper.head_dim as usize,
                 n_rot: hyper.rope_dims as usize,
                 base: rope.base,

@@ -6,16 +6,9 @@
 
 use std::fmt;
 
-use crate::cpu::vector::{Vector, lanes::Lanes, multiversion};
+use leanstream_core::plan::RopeStyle;
 
-/// Which elements form a pair.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RopeStyle {
-    /// Neighbours: (0, 1), (2, 3), ... GGUF files of the llama architecture are laid out for this.
-    Norm,
-    /// Halves: (0, n/2), (1, n/2 + 1), ... of the `n` rotated elements. Gemma, Qwen, Phi.
-    Neox,
-}
+use crate::cpu::vector::{Vector, lanes::Lanes, multiversion};
 
 /// What a model's metadata says about its rotary embedding.
 #[derive(Clone, Copy, Debug)]
@@ -156,8 +149,8 @@ impl Rope {
         assert_eq!(row.len(), self.row_len(), "a row of the table");
         assert!(x.len().is_multiple_of(self.head_dim), "whole heads");
         match self.style {
-            RopeStyle::Norm => vector.turn_neighbours(x, self.head_dim, row),
-            RopeStyle::Neox => vector.turn_halves(x, self.head_dim, row),
+            RopeStyle::Adjacent => vector.turn_neighbours(x, self.head_dim, row),
+            RopeStyle::Halves => vector.turn_halves(x, self.head_dim, row),
         }
     }
 }
@@ -204,7 +197,7 @@ mod tests {
     use crate::cpu::vector::testing::{Random, close};
 
     const PLAIN: RopeParams<'_> = RopeParams {
-        style: RopeStyle::Norm,
+        style: RopeStyle::Adjacent,
         head_dim: 64,
         n_rot: 64,
         base: 10_000.0,
@@ -223,8 +216,8 @@ mod tests {
                 angle /= f64::from(factors[i]);
             }
             let (j, k) = match params.style {
-                RopeStyle::Norm => (2 * i, 2 * i + 1),
-                RopeStyle::Neox => (i, i + params.n_rot / 2),
+                RopeStyle::Adjacent => (2 * i, 2 * i + 1),
+                RopeStyle::Halves => (i, i + params.n_rot / 2),
             };
             let (a, b) = (f64::from(head[j]), f64::from(head[k]));
             out[j] = a * angle.cos() - b * angle.sin();
@@ -256,7 +249,7 @@ mod tests {
     #[test]
     fn every_variant_matches_the_definition() {
         let factors: Vec<f32> = (0..32).map(|i| 1.0 + i as f32 * 0.25).collect();
-        for style in [RopeStyle::Norm, RopeStyle::Neox] {
+        for style in [RopeStyle::Adjacent, RopeStyle::Halves] {
             let plain = RopeParams { style, ..PLAIN };
             check(&plain);
             check(&RopeParams {
