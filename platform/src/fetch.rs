@@ -149,12 +149,14 @@ impl Published {
             }
         }
         file.sync_all().map_err(failed("write it"))?;
-        Ok(hash
-            .finalize()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect())
+        Ok(hex(hash))
     }
+}
+
+/// A finished SHA-256 as it is written everywhere: 64 lower-case digits.
+pub fn hex(hash: Sha256) -> String {
+    let digest = hash.finalize();
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn python() -> Command {

@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use super::args::PathArg;
 use super::output::print;
 use crate::error::Error;
+use crate::fetch::hex;
 use crate::run::model::{Headers, Parts};
 use crate::signals;
 use crate::text::Tokenizer;
@@ -166,11 +167,7 @@ fn sha256(path: &Path) -> Result<String, Error> {
             .read(&mut buffer)
             .map_err(|error| Error::io(path, "read it", error))?;
         if n == 0 {
-            return Ok(hash
-                .finalize()
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect());
+            return Ok(hex(hash));
         }
         hash.update(&buffer[..n]);
     }
