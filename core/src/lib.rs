@@ -9,6 +9,7 @@
 //! - [`plan`]: one architecture a file: hyper-parameters to steps, matrices and pieces.
 //! - [`port`]: what the engine asks of the outside world: storage and compute.
 //! - [`stream`]: the sans-I/O engine that decides what to read, compute and keep.
+//! - [`sparse`]: the same for units that are chosen while a pass runs.
 //!
 //! Not supported here: big-endian GGUF, allocation, threads, time (it arrives as an argument).
 #![no_std]
@@ -19,5 +20,6 @@ pub mod ledger;
 pub mod plan;
 pub mod port;
 pub mod quant;
+pub mod sparse;
 pub mod stream;
 pub mod units;

@@ -1,0 +1,74 @@
+//! What holding a unit is worth. A ranking is one file here.
+//!
+//! Resident units are listed by [`Worth`]; a unit is read on speculation only into a slot of lower
+//! worth than its own, and a unit that the token waits for may take the least worthy slot that is
+//! not in use. So fetching and evicting are one order, and the cache can't thrash.
+
+use crate::stream::policy::Worth;
+
+/// Why a unit's worth is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cause {
+    /// This token used it. `hit`: it was resident when its layer chose.
+    Used {
+        /// Whether it was resident before.
+        hit: bool,
+    },
+    /// Its layer was computed and this token did not use it. Asked only of policies that
+    /// [rerank](Retain::reranks).
+    Passed,
+    /// It may be read because a stage foresees that it will be used; [`Seen::score`] is the
+    /// stage's estimate.
+    Foreseen,
+}
+
+/// What is known of a unit when its worth is asked.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Seen {
+    /// Which unit.
+    pub unit: u32,
+    /// Decayed share of tokens that used it, 0 to 1, this token included.
+    pub frequency: f32,
+    /// Tokens since it was last used; 0: this token, `u32::MAX`: never.
+    pub age: u32,
+    /// The gate's pre-activation in units of its layer's root mean square for this token (so it is
+    /// comparable between layers), or NaN where it isn't known.
+    pub score: f32,
+    /// Share of calibration tokens that used it, from the pack.
+    pub prior: f32,
+    /// Tokens until its next use, where an oracle knows (replay); `u32::MAX` otherwise.
+    pub next: u32,
+}
+
+/// A cap on how many units may have one worth, as segmented LRU has for its protected segment:
+/// above it, the unit listed longest falls to another worth.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// The capped worth.
+    pub worth: Worth,
+    /// Units that may have it.
+    pub units_max: u32,
+    /// Where those beyond go.
+    pub below: Worth,
+}
+
+/// Ranks resident units. Among equals the one listed longest goes first.
+pub trait Retain {
+    /// What keeping `seen.unit` is worth from now on, between [`Worth::LEAST`] and [`Worth::MOST`].
+    fn worth(&mut self, seen: &Seen, cause: Cause) -> Worth;
+
+    /// Whether units that a token did not use are asked for again at every token.
+    fn reranks(&self) -> bool {
+        false
+    }
+
+    /// Whether stages may read on speculation before a layer's exact choice.
+    fn speculates(&self) -> bool {
+        false
+    }
+
+    /// A capped worth, if the policy has one.
+    fn segment(&self) -> Option<Segment> {
+        None
+    }
+}
