@@ -103,6 +103,34 @@ pub struct Counters {
     pub waits: u64,
 }
 
+impl Counters {
+    /// Adds what `other` counted.
+    pub fn add(&mut self, other: &Self) {
+        *self = self.each(other, |a, b| a + b);
+    }
+
+    /// What was counted since `before`, an earlier state of the same counters.
+    pub fn since(&self, before: &Self) -> Self {
+        self.each(before, |a, b| a - b)
+    }
+
+    /// Every count of both, combined. Names each field, so that a new one can't be forgotten.
+    fn each(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            passes: combine(self.passes, other.passes),
+            pieces: combine(self.pieces, other.pieces),
+            hits: combine(self.hits, other.hits),
+            reads: combine(self.reads, other.reads),
+            bytes_read: combine(self.bytes_read, other.bytes_read),
+            bytes_useful: combine(self.bytes_useful, other.bytes_useful),
+            retries: combine(self.retries, other.retries),
+            dropped: combine(self.dropped, other.dropped),
+            rereads: combine(self.rereads, other.rereads),
+            waits: combine(self.waits, other.waits),
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     Idle,

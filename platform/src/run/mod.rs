@@ -13,3 +13,4 @@ pub mod rope;
 pub mod score;
 pub mod seats;
 pub mod session;
+pub mod stats;

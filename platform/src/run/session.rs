@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use leanstream_core::plan::pieces;
 use leanstream_core::stream::policy::cyclic::Cyclic;
 use leanstream_core::stream::tables::{Mark, Read, Slot, Step, Tables};
-use leanstream_core::stream::{Counters, Engine, Event, Fault, drive};
+use leanstream_core::stream::{Engine, Event, Fault, drive};
 use leanstream_core::units::{Extent, FileId, Piece, PieceId, SlotId};
 
 use super::attend::Attention;
@@ -29,6 +29,7 @@ use crate::io::{self, Backend, Direct, Source};
 use crate::pool::Pool;
 
 pub use super::kv::KvType;
+pub use super::stats::Stats;
 
 /// How a model is to run.
 #[derive(Clone, Debug)]
@@ -59,73 +60,6 @@ pub struct Options {
     pub io: io::Options,
     /// The signal that asks to stop, 0 while there is none.
     pub stop: &'static AtomicI32,
-}
-
-/// What a session has done so far.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Stats {
-    /// The engine's counts.
-    pub counters: Counters,
-    /// Time in which nothing could be computed because nothing had been read.
-    pub stalled: Duration,
-    /// Time in which reads were in flight.
-    pub io_busy: Duration,
-}
-
-impl Stats {
-    /// Share of the pieces that were in memory when their step opened.
-    pub fn hit_rate(&self) -> f64 {
-        match self.counters.pieces {
-            0 => 1.0,
-            pieces => self.counters.hits as f64 / pieces as f64,
-        }
-    }
-
-    /// Share of the reading time that was hidden behind computing.
-    pub fn overlap(&self) -> f64 {
-        if self.io_busy.is_zero() {
-            return 1.0;
-        }
-        (1.0 - self.stalled.as_secs_f64() / self.io_busy.as_secs_f64()).max(0.0)
-    }
-
-    /// Adds what `other` did.
-    pub fn add(&mut self, other: &Self) {
-        let (a, b) = (&mut self.counters, &other.counters);
-        a.passes += b.passes;
-        a.pieces += b.pieces;
-        a.hits += b.hits;
-        a.reads += b.reads;
-        a.bytes_read += b.bytes_read;
-        a.bytes_useful += b.bytes_useful;
-        a.retries += b.retries;
-        a.dropped += b.dropped;
-        a.rereads += b.rereads;
-        a.waits += b.waits;
-        self.stalled += other.stalled;
-        self.io_busy += other.io_busy;
-    }
-
-    /// What was done since `before`.
-    pub fn since(&self, before: &Self) -> Self {
-        let (a, b) = (&self.counters, &before.counters);
-        Self {
-            counters: Counters {
-                passes: a.passes - b.passes,
-                pieces: a.pieces - b.pieces,
-                hits: a.hits - b.hits,
-                reads: a.reads - b.reads,
-                bytes_read: a.bytes_read - b.bytes_read,
-                bytes_useful: a.bytes_useful - b.bytes_useful,
-                retries: a.retries - b.retries,
-                dropped: a.dropped - b.dropped,
-                rereads: a.rereads - b.rereads,
-                waits: a.waits - b.waits,
-            },
-            stalled: self.stalled.saturating_sub(before.stalled),
-            io_busy: self.io_busy.saturating_sub(before.io_busy),
-        }
-    }
 }
 
 /// The tables that the engine works in, and the plan they were made for.

@@ -1,0 +1,81 @@
+//! What a session has done: the engine's counts, and the times that only the platform can take.
+
+use std::time::Duration;
+
+use leanstream_core::stream::Counters;
+
+/// What a session has done so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// The engine's counts.
+    pub counters: Counters,
+    /// Time in which nothing could be computed because nothing had been read.
+    pub stalled: Duration,
+    /// Time in which reads were in flight.
+    pub io_busy: Duration,
+}
+
+impl Stats {
+    /// Share of the pieces that were in memory when their step opened.
+    pub fn hit_rate(&self) -> f64 {
+        match self.counters.pieces {
+            0 => 1.0,
+            pieces => self.counters.hits as f64 / pieces as f64,
+        }
+    }
+
+    /// Share of the reading time that was hidden behind computing.
+    pub fn overlap(&self) -> f64 {
+        if self.io_busy.is_zero() {
+            return 1.0;
+        }
+        (1.0 - self.stalled.as_secs_f64() / self.io_busy.as_secs_f64()).max(0.0)
+    }
+
+    /// Adds what `other` did.
+    pub fn add(&mut self, other: &Self) {
+        self.counters.add(&other.counters);
+        self.stalled += other.stalled;
+        self.io_busy += other.io_busy;
+    }
+
+    /// What was done since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            counters: self.counters.since(&before.counters),
+            stalled: self.stalled.saturating_sub(before.stalled),
+            io_busy: self.io_busy.saturating_sub(before.io_busy),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_added_to_what_was_before_is_the_whole() {
+        let counts = |k: u64| Stats {
+            counters: Counters {
+                passes: k,
+                pieces: 3 * k,
+                hits: 2 * k,
+                reads: k + 1,
+                bytes_read: 4096 * k,
+                bytes_useful: 4000 * k,
+                retries: k + 2,
+                dropped: k + 3,
+                rereads: k + 4,
+                waits: k + 5,
+            },
+            stalled: Duration::from_millis(k),
+            io_busy: Duration::from_millis(5 * k),
+        };
+        let (before, after) = (counts(7), counts(100));
+        let mut sum = after.since(&before);
+        assert_eq!(sum.counters.passes, 93);
+        sum.add(&before);
+        assert_eq!(sum, after);
+        assert_eq!(after.overlap(), 0.8);
+    }
+}
