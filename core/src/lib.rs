@@ -7,6 +7,7 @@
 //! - [`quant`]: one GGUF block format a file: sizes and the readable reference decode.
 //! - [`gguf`]: the GGUF header over a byte slice.
 //! - [`plan`]: one architecture a file: hyper-parameters to steps, matrices and pieces.
+//! - [`pack`]: what a packed model adds to a GGUF file: units, their order, sketches.
 //! - [`port`]: what the engine asks of the outside world: storage and compute.
 //! - [`stream`]: the sans-I/O engine that decides what to read, compute and keep.
 //! - [`sparse`]: the same for units that are chosen while a pass runs.
@@ -17,6 +18,7 @@
 
 pub mod gguf;
 pub mod ledger;
+pub mod pack;
 pub mod plan;
 pub mod port;
 pub mod quant;

@@ -127,7 +127,7 @@ fn tensors() {
     let embd = gguf.tensor("token_embd.weight").unwrap();
     assert_eq!(
         (embd.ty, embd.cols(), embd.rows()),
-        (QuantType::Q8_0, 64, 3)
+        (QuantType::Q8_0.into(), 64, 3)
     );
     assert_eq!((embd.offset, embd.bytes), (data, 204));
     let norm = gguf.tensor("norm.weight").unwrap();

@@ -8,8 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use leanstream_core::gguf::{Value, ValueType};
-use leanstream_core::quant::QuantType;
+use leanstream_core::gguf::{Element, Value, ValueType};
 
 /// Tensor data starts at multiples of this many bytes: GGUF's default, so no key names it.
 pub const ALIGNMENT: u64 = 32;
@@ -65,7 +64,7 @@ pub struct Header {
 
 struct Tensor {
     name: Box<str>,
-    ty: QuantType,
+    ty: Element,
     dims: Vec<u64>,
     /// From the start of the data.
     offset: u64,
@@ -135,7 +134,8 @@ impl Header {
     /// # Panics
     /// When the columns aren't whole blocks of `ty`, there are no or more than 4 dimensions, or the
     /// name is taken.
-    pub fn tensor(&mut self, name: &str, ty: QuantType, dims: &[u64]) -> u64 {
+    pub fn tensor(&mut self, name: &str, ty: impl Into<Element>, dims: &[u64]) -> u64 {
+        let ty = ty.into();
         assert!(
             (1..=4).contains(&dims.len()),
             "{name} has {} dimensions",
@@ -221,7 +221,7 @@ impl Header {
             for dim in &tensor.dims {
                 out.extend_from_slice(&dim.to_le_bytes());
             }
-            out.extend_from_slice(&(tensor.ty as u32).to_le_bytes());
+            out.extend_from_slice(&tensor.ty.ggml().to_le_bytes());
             out.extend_from_slice(&tensor.offset.to_le_bytes());
         }
         out.resize(out.len().next_multiple_of(ALIGNMENT as usize), 0);

@@ -116,7 +116,7 @@ pub enum GgufError {
         /// Which tensor.
         tensor: Label,
         /// Its type.
-        ty: QuantType,
+        ty: super::Element,
         /// Values in a row.
         cols: u64,
     },
@@ -347,9 +347,7 @@ fn unsupported_name(id: u32) -> Option<&'static str> {
         21 => "IQ3_S",
         22 => "IQ2_S",
         23 => "IQ4_XS",
-        24 => "I8",
         25 => "I16",
-        26 => "I32",
         27 => "I64",
         28 => "F64",
         29 => "IQ1_M",

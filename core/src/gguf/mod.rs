@@ -9,15 +9,18 @@
 //!   any known model has; past them the first one counts.)
 //! - A tensor name twice is an error, in one file or across shards: see [`TensorIndex`].
 //! - Tensors may overlap or leave gaps; they must be aligned and inside the file.
-//! - Empty tensors, and types that [`crate::quant`] can't decode, are errors.
+//! - Empty tensors are errors, and so are types that [`crate::quant`] can't decode, but for I8 and
+//!   I32 (see [`Element`]).
 
 mod cursor;
+mod element;
 mod error;
 mod index;
 mod split;
 mod tensor;
 mod value;
 
+pub use element::Element;
 pub use error::{GgufError, Label, Looks, Place};
 pub use index::TensorIndex;
 pub use split::{FILE_NAME_MAX, ShardName, Split, check_shards};

@@ -1,8 +1,8 @@
 //! Tensor infos: what the header says of each tensor, checked.
 
 use super::cursor::{At, Cursor};
+use super::element::Element;
 use super::error::{GgufError, Label};
-use crate::quant::QuantType;
 
 /// The least a tensor info can take: an empty name, one dimension.
 pub(super) const INFO_BYTES_MIN: u64 = 8 + 4 + 8 + 4 + 8;
@@ -13,7 +13,7 @@ pub struct Tensor<'a> {
     /// Its name, such as `blk.0.ffn_up.weight`.
     pub name: &'a str,
     /// How its values are stored.
-    pub ty: QuantType,
+    pub ty: Element,
     /// Values along each dimension, fastest first; 1 past `n_dims`.
     pub dims: [u64; 4],
     /// Dimensions in the file, 1 to 4.
@@ -59,7 +59,7 @@ pub(super) fn read<'a>(
         *dim = cursor.u64()?;
     }
     let id = cursor.u32()?;
-    let ty = QuantType::from_ggml(id).ok_or_else(|| GgufError::TensorType {
+    let ty = Element::from_ggml(id).ok_or_else(|| GgufError::TensorType {
         tensor: tensor(),
         id,
     })?;

@@ -8,7 +8,12 @@ pub(super) fn plan<'a>(
     model: &Model<'_, 'a>,
     sink: &mut impl Sink,
 ) -> Result<Hyper, PlanError<'a>> {
-    let hyper = llama::hyper(model, ARCH, Arch::Arcee, Activation::ReluSquared)?;
+    let hyper = hyper(model)?;
     llama::describe(model, sink, &hyper)?;
     Ok(hyper)
+}
+
+/// Hyper-parameters.
+pub(super) fn hyper<'a>(model: &Model<'_, 'a>) -> Result<Hyper, PlanError<'a>> {
+    llama::hyper(model, ARCH, Arch::Arcee, Activation::ReluSquared)
 }

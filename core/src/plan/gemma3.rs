@@ -17,41 +17,8 @@ pub(super) fn plan<'a>(
     model: &Model<'_, 'a>,
     sink: &mut impl Sink,
 ) -> Result<Hyper, PlanError<'a>> {
-    let (d, layers, heads, kv_heads, head_dim) = model.shape(ARCH)?;
-    let score_width = if layers == LAYERS_27B {
-        (d / heads).max(1)
-    } else {
-        head_dim
-    };
-    let hyper = Hyper {
-        arch: Arch::Gemma3,
-        layers,
-        d,
-        ff: model.size(ARCH, "feed_forward_length")?,
-        heads,
-        kv_heads,
-        head_dim,
-        vocab: model.vocab(d)?,
-        context: model.size(ARCH, "context_length")?,
-        eps: model.real_or(ARCH, "attention.layer_norm_rms_epsilon", None)?,
-        rope_style: RopeStyle::Halves,
-        rope_dims: model.rope_dims(ARCH, head_dim)?,
-        rope: Rope {
-            base: model.real_or(ARCH, "rope.freq_base", Some(1_000_000.0))?,
-            scale: model.rope_scale(ARCH)?,
-        },
-        rope_local: Rope {
-            base: model.real_or(ARCH, "rope.freq_base_swa", Some(10_000.0))?,
-            scale: 1.0,
-        },
-        window: model.size_or(ARCH, "attention.sliding_window", Some(0))?,
-        window_period: model.size_or(ARCH, "attention.sliding_window_pattern", Some(6))?,
-        attn_scale: 1.0 / libm_sqrt(score_width as f32),
-        embed_scale: libm_sqrt(d as f32),
-        logit_softcap: model.real_or(ARCH, "final_logit_softcapping", Some(0.0))?,
-        act: model.activation(ARCH, Activation::Gelu)?,
-        tied: !model.has("output.weight"),
-    };
+    let hyper = hyper(model)?;
+    let (d, layers, head_dim) = (hyper.d, hyper.layers, hyper.head_dim);
     let embedding = model.embedding(sink, &hyper)?;
     sink.step(StepPlan {
         op: Op::Embed,
@@ -96,4 +63,43 @@ pub(super) fn plan<'a>(
     }
     model.head(sink, &hyper, embedding)?;
     Ok(hyper)
+}
+
+/// Hyper-parameters.
+pub(super) fn hyper<'a>(model: &Model<'_, 'a>) -> Result<Hyper, PlanError<'a>> {
+    let (d, layers, heads, kv_heads, head_dim) = model.shape(ARCH)?;
+    let score_width = if layers == LAYERS_27B {
+        (d / heads).max(1)
+    } else {
+        head_dim
+    };
+    Ok(Hyper {
+        arch: Arch::Gemma3,
+        layers,
+        d,
+        ff: model.size(ARCH, "feed_forward_length")?,
+        heads,
+        kv_heads,
+        head_dim,
+        vocab: model.vocab(d)?,
+        context: model.size(ARCH, "context_length")?,
+        eps: model.real_or(ARCH, "attention.layer_norm_rms_epsilon", None)?,
+        rope_style: RopeStyle::Halves,
+        rope_dims: model.rope_dims(ARCH, head_dim)?,
+        rope: Rope {
+            base: model.real_or(ARCH, "rope.freq_base", Some(1_000_000.0))?,
+            scale: model.rope_scale(ARCH)?,
+        },
+        rope_local: Rope {
+            base: model.real_or(ARCH, "rope.freq_base_swa", Some(10_000.0))?,
+            scale: 1.0,
+        },
+        window: model.size_or(ARCH, "attention.sliding_window", Some(0))?,
+        window_period: model.size_or(ARCH, "attention.sliding_window_pattern", Some(6))?,
+        attn_scale: 1.0 / libm_sqrt(score_width as f32),
+        embed_scale: libm_sqrt(d as f32),
+        logit_softcap: model.real_or(ARCH, "final_logit_softcapping", Some(0.0))?,
+        act: model.activation(ARCH, Activation::Gelu)?,
+        tied: !model.has("output.weight"),
+    })
 }

@@ -7,6 +7,7 @@ use super::{
     VectorId, matrix_of,
 };
 use crate::gguf::{Gguf, Tensor, TensorIndex, Value};
+use crate::quant::QuantType;
 use crate::units::FileId;
 
 /// Sizes above this are refused: products of two of them still fit 64 bits with room, and no real
@@ -266,15 +267,15 @@ impl<'a> Model<'_, 'a> {
         let Some((file, tensor)) = self.find(layer, suffix) else {
             return Ok(None);
         };
+        let ty = weights_of(&tensor)?;
         let found = shape_of(&tensor);
         let expected = (u64::from(rows), u64::from(cols));
-        let row_bytes = tensor
-            .ty
+        let row_bytes = ty
             .row_bytes(cols as usize)
             .and_then(|bytes| u32::try_from(bytes).ok());
         match row_bytes {
             Some(row_bytes) if found == expected && tensor.n_dims <= 2 => Ok(Some(
-                sink.matrix(matrix_of(file, &tensor, rows, cols, row_bytes)),
+                sink.matrix(matrix_of(file, &tensor, ty, (rows, cols), row_bytes)),
             )),
             _ => Err(PlanError::Shape {
                 name: tensor.name,
@@ -325,8 +326,9 @@ impl<'a> Model<'_, 'a> {
         let Some((file, tensor)) = self.find(layer, suffix) else {
             return Ok(None);
         };
+        let ty = weights_of(&tensor)?;
         let found = shape_of(&tensor);
-        if found != (1, u64::from(len)) || tensor.ty.row_bytes(len as usize).is_none() {
+        if found != (1, u64::from(len)) || ty.row_bytes(len as usize).is_none() {
             return Err(PlanError::Shape {
                 name: tensor.name,
                 expected: (1, u64::from(len)),
@@ -336,7 +338,7 @@ impl<'a> Model<'_, 'a> {
         Ok(Some(sink.vector(Vector {
             file,
             offset: tensor.offset,
-            ty: tensor.ty,
+            ty,
             len,
         })))
     }
@@ -463,6 +465,14 @@ impl<'a> Model<'_, 'a> {
     pub(super) fn has(&self, suffix: &'static str) -> bool {
         self.find(None, suffix).is_some()
     }
+}
+
+/// The block format of a tensor that must hold weights.
+fn weights_of<'a>(tensor: &Tensor<'a>) -> Result<QuantType, PlanError<'a>> {
+    tensor.ty.quant().ok_or(PlanError::NotWeights {
+        name: tensor.name,
+        ty: tensor.ty.name(),
+    })
 }
 
 /// Rows and columns, higher dimensions counted as rows.

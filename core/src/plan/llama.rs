@@ -12,6 +12,13 @@ pub(super) fn plan<'a>(
     model: &Model<'_, 'a>,
     sink: &mut impl Sink,
 ) -> Result<Hyper, PlanError<'a>> {
+    let hyper = hyper_of(model)?;
+    describe(model, sink, &hyper)?;
+    Ok(hyper)
+}
+
+/// Hyper-parameters of `llama` itself.
+pub(super) fn hyper_of<'a>(model: &Model<'_, 'a>) -> Result<Hyper, PlanError<'a>> {
     if model
         .size_or(ARCH, "expert_count", Some(1))
         .is_ok_and(|experts| experts > 1)
@@ -20,14 +27,12 @@ pub(super) fn plan<'a>(
             "a mixture of experts (llama.expert_count)",
         ));
     }
-    let hyper = hyper(
+    hyper(
         model,
         ARCH,
         Arch::Llama,
         model.activation(ARCH, Activation::Silu)?,
-    )?;
-    describe(model, sink, &hyper)?;
-    Ok(hyper)
+    )
 }
 
 /// Hyper-parameters as `llama` and its relatives name them.

@@ -327,6 +327,13 @@ pub enum PlanError<'a> {
         /// Rows and columns that it has.
         found: (u64, u64),
     },
+    /// A tensor of integers where weights belong.
+    NotWeights {
+        /// The tensor's name in the file.
+        name: &'a str,
+        /// Its type's name.
+        ty: &'static str,
+    },
     /// A variant of a supported architecture that isn't supported.
     Unsupported(&'static str),
 }
@@ -358,6 +365,10 @@ impl fmt::Display for PlanError<'_> {
                 "tensor {name} has {} rows of {}, but the metadata asks for {} rows of {}",
                 found.0, found.1, expected.0, expected.1
             ),
+            Self::NotWeights { name, ty } => write!(
+                f,
+                "tensor {name} has type {ty}, which holds no weights; the file is damaged or of another kind"
+            ),
             Self::Unsupported(what) => write!(f, "{what} is not supported"),
         }
     }
@@ -378,12 +389,32 @@ pub fn plan<'a>(model: &Model<'_, 'a>, sink: &mut impl Sink) -> Result<Hyper, Pl
     }
 }
 
+/// Reads the hyper-parameters of a model alone. Its feed-forward matrices may be missing, as they
+/// are in a pack ([`crate::pack`]).
+///
+/// # Errors
+/// What is missing, misshapen or unsupported in the metadata.
+pub fn hyper<'a>(model: &Model<'_, 'a>) -> Result<Hyper, PlanError<'a>> {
+    match model.architecture()? {
+        "llama" => llama::hyper_of(model),
+        "gemma3" => gemma3::hyper(model),
+        "arcee" => arcee::hyper(model),
+        other => Err(PlanError::UnknownArchitecture(other)),
+    }
+}
+
 /// A matrix over `tensor`, not yet cut.
-fn matrix_of(file: FileId, tensor: &Tensor<'_>, rows: u32, cols: u32, row_bytes: u32) -> Matrix {
+fn matrix_of(
+    file: FileId,
+    tensor: &Tensor<'_>,
+    ty: QuantType,
+    (rows, cols): (u32, u32),
+    row_bytes: u32,
+) -> Matrix {
     Matrix {
         file,
         offset: tensor.offset,
-        ty: tensor.ty,
+        ty,
         rows,
         cols,
         row_bytes,

@@ -75,7 +75,7 @@ impl Reference {
             let bytes = &file[tensor.offset as usize..][..tensor.bytes as usize];
             let cols = tensor.dims[0] as usize;
             let mut singles = vec![0.0; tensor.dims.iter().product::<u64>() as usize];
-            quant::decode(tensor.ty, bytes, &mut singles);
+            quant::decode(tensor.ty.quant().expect("weights"), bytes, &mut singles);
             let values = singles.into_iter().map(f64::from).collect();
             (tensor.name.to_owned(), Matrix { cols, values })
         });

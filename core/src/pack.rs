@@ -1,0 +1,633 @@
+//! What a packed model (`.lean`) adds to a GGUF file: the feed-forward networks as *units* that can
+//! be read one by one, the order they stand in, what is known of them, and the head in two planes.
+//!
+//! `FORMAT.md` describes every byte. [`Pack::of`] checks the metadata, [`Pack::layer`] and
+//! [`Pack::head`] the tensors; the places that they return lie inside the files.
+
+mod error;
+
+pub use error::PackError;
+
+use core::fmt::Write as _;
+
+use crate::gguf::{Array, Element, Tensor, Value, ValueType};
+use crate::plan::{Hyper, Model};
+use crate::quant::QuantType;
+use crate::units::FileId;
+
+/// The version that this program writes and reads.
+pub const VERSION: u32 = 1;
+
+/// Tensors begin at multiples of this many bytes: the largest page and sector of the devices at hand.
+pub const ALIGNMENT: u64 = 4096;
+
+/// Bytes of the CRC32C that ends a unit.
+pub const CRC_BYTES: u32 = 4;
+
+/// Neurons that share a scale in the blocks of the source's down matrix.
+pub const SCALE_GROUP: u32 = 32;
+
+/// How the down columns of a layer are stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Down {
+    /// The very integers or floats of the source, moved from its rows; the scales of blocks stand
+    /// apart. `ty` is the source's type.
+    Moved {
+        /// Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, F16, BF16 or F32.
+        ty: QuantType,
+    },
+    /// Each column is one row of `d` values, quantized anew.
+    Rows {
+        /// Q8_0, Q5_0 or Q4_0.
+        ty: QuantType,
+    },
+}
+
+impl Down {
+    /// How the source's columns of `ty` are moved; `None` when they must be quantized anew.
+    pub const fn moved(ty: QuantType) -> Option<Self> {
+        match ty {
+            QuantType::Q8_0
+            | QuantType::Q4_0
+            | QuantType::Q4_1
+            | QuantType::Q5_0
+            | QuantType::Q5_1
+            | QuantType::F16
+            | QuantType::BF16
+            | QuantType::F32 => Some(Self::Moved { ty }),
+            _ => None,
+        }
+    }
+
+    /// How columns are quantized anew to `ty`; `None` for types that this isn't done with.
+    pub const fn rows(ty: QuantType) -> Option<Self> {
+        match ty {
+            QuantType::Q8_0 | QuantType::Q5_0 | QuantType::Q4_0 => Some(Self::Rows { ty }),
+            _ => None,
+        }
+    }
+
+    /// The type: the source's if moved, else the columns' own.
+    pub const fn ty(self) -> QuantType {
+        match self {
+            Self::Moved { ty } | Self::Rows { ty } => ty,
+        }
+    }
+
+    /// Whether the columns were moved without loss.
+    pub const fn is_moved(self) -> bool {
+        matches!(self, Self::Moved { .. })
+    }
+
+    /// Bytes of a column of `d` values; `None` when it can't be stored so.
+    pub fn column_bytes(self, d: u32) -> Option<u32> {
+        match self {
+            Self::Moved {
+                ty: QuantType::Q8_0 | QuantType::Q5_0 | QuantType::Q5_1,
+            } => Some(d),
+            Self::Moved {
+                ty: QuantType::Q4_0 | QuantType::Q4_1,
+            } => d.is_multiple_of(2).then_some(d / 2),
+            Self::Moved { ty } | Self::Rows { ty } => row_bytes(ty, d),
+        }
+    }
+
+    /// Whether the scales of the source's blocks stand apart.
+    pub const fn has_scales(self) -> bool {
+        self.is_moved() && self.ty().block_len() as u32 == SCALE_GROUP
+    }
+
+    /// Whether the minimums of the source's blocks stand apart.
+    pub const fn has_mins(self) -> bool {
+        self.is_moved() && matches!(self.ty(), QuantType::Q4_1 | QuantType::Q5_1)
+    }
+}
+
+/// How the units of a layer are ordered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// The most often active first.
+    Frequency,
+    /// Units that are active together next to each other.
+    Coactivation,
+    /// As the neurons stand in the source.
+    File,
+}
+
+impl Order {
+    /// Every order.
+    pub const ALL: [Self; 3] = [Self::Frequency, Self::Coactivation, Self::File];
+
+    /// As in `lean.order` and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Frequency => "frequency",
+            Self::Coactivation => "coactivation",
+            Self::File => "file",
+        }
+    }
+
+    /// The order of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|order| order.name() == name)
+    }
+}
+
+/// Bytes in a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Which file of the model.
+    pub file: FileId,
+    /// First byte, from the start of the file; a multiple of [`ALIGNMENT`].
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+/// Where a unit's parts lie in its bytes. Up first, then down, zeros up to a multiple of 4, the CRC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnitLayout {
+    /// The up row's type and bytes, from byte 0; `None` in an ungated network.
+    pub up: Option<(QuantType, u32)>,
+    /// First byte of the down column.
+    pub down_at: u32,
+    /// Bytes of the down column.
+    pub down_bytes: u32,
+    /// First byte of the CRC32C, a `u32`, over all the bytes before it.
+    pub crc_at: u32,
+}
+
+impl UnitLayout {
+    /// The layout of the units of a network `d` wide; `None` when a row or a column can't be stored.
+    pub fn new(up: Option<QuantType>, down: Down, d: u32) -> Option<Self> {
+        let up = match up {
+            Some(ty) => Some((ty, row_bytes(ty, d)?)),
+            None => None,
+        };
+        let down_at = up.map_or(0, |(_, bytes)| bytes);
+        let down_bytes = down.column_bytes(d)?;
+        let crc_at = crc_at(down_at.checked_add(down_bytes)?)?;
+        Some(Self {
+            up,
+            down_at,
+            down_bytes,
+            crc_at,
+        })
+    }
+
+    /// Bytes of a unit.
+    pub fn unit_bytes(&self) -> u32 {
+        self.crc_at + CRC_BYTES
+    }
+}
+
+/// The units of one feed-forward network.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PackedLayer {
+    /// The units, one after the other, in pack order.
+    pub units: Place,
+    /// Number of units: `ff`.
+    pub count: u32,
+    /// Bytes of a unit; a multiple of 4.
+    pub unit_bytes: u32,
+    /// What a unit consists of.
+    pub layout: UnitLayout,
+    /// How its down column is to be read.
+    pub down: Down,
+    /// F16 `(ff / 32, d)`: row `b` holds the scales of the source's block `b` of every row, where
+    /// the columns were moved from blocks. A unit's block is its source neuron / [`SCALE_GROUP`].
+    pub scales: Option<Place>,
+    /// F16 `(ff / 32, d)`: minimums likewise (Q4_1, Q5_1).
+    pub mins: Option<Place>,
+    /// I32 `(ff)`: the source's neuron of each unit. See [`check_order`].
+    pub order: Place,
+    /// F32 `(3, ff)`: share of calibration tokens with the unit active; mean of `|up . x| * |d|`
+    /// when it is; L2 norm of the down column.
+    pub stats: Place,
+}
+
+/// The head in two planes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PackedHead {
+    /// Q4_0 `(vocab, d)`: the head, coarsely.
+    pub sketch: Place,
+    /// Bytes of a sketch row.
+    pub sketch_row_bytes: u32,
+    /// F32 `(vocab)`: at least the L2 norm of what a sketch row differs from the exact one.
+    pub sketch_error: Place,
+    /// The exact rows as units.
+    pub units: Place,
+    /// Number of rows: `vocab`.
+    pub count: u32,
+    /// Bytes of a unit; a multiple of 4.
+    pub unit_bytes: u32,
+    /// The exact row's type and bytes, from byte 0 of a unit.
+    pub row: (QuantType, u32),
+    /// First byte of a unit's CRC32C.
+    pub crc_at: u32,
+}
+
+/// A packed model: its metadata, checked.
+#[derive(Clone, Copy)]
+pub struct Pack<'m, 'a> {
+    model: Model<'m, 'a>,
+    d: u32,
+    ff: u32,
+    layers: u32,
+    vocab: u32,
+    tied: bool,
+    down_types: Array<'a>,
+    down_moved: Array<'a>,
+    up_types: Option<Array<'a>>,
+    /// How the units are ordered.
+    pub order: Order,
+    /// Tokens that the statistics come from; 0 without calibration.
+    pub calibration_tokens: u32,
+    /// SHA-256 of the source, in hex (of its shards, one after the other).
+    pub source_sha256: &'a str,
+    /// Length of the source.
+    pub source_bytes: u64,
+}
+
+impl core::fmt::Debug for Pack<'_, '_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Pack")
+            .field("layers", &self.layers)
+            .field("order", &self.order)
+            .field("source_sha256", &self.source_sha256)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A tensor's name, put together without allocation.
+type Name = heapless::String<64>;
+
+impl<'m, 'a> Pack<'m, 'a> {
+    /// Reads what a packed model says of itself; `None` for a model that isn't packed.
+    ///
+    /// # Errors
+    /// Another version, or metadata that is missing or wrong.
+    pub fn of(model: &Model<'m, 'a>, hyper: &Hyper) -> Result<Option<Self>, PackError> {
+        let Some(version) = model.first.get("lean.version") else {
+            return Ok(None);
+        };
+        match version.as_u32() {
+            Some(VERSION) => {}
+            found => return Err(PackError::Version { found }),
+        }
+        let alignment = model.first.alignment();
+        if !alignment.is_multiple_of(ALIGNMENT) {
+            return Err(PackError::Alignment { alignment });
+        }
+        let order = text(model, "lean.order")?;
+        let order = Order::from_name(order).ok_or(PackError::Key {
+            key: "lean.order",
+            expected: "frequency, coactivation or file",
+        })?;
+        let source_sha256 = text(model, "lean.source.sha256")?;
+        if source_sha256.len() != 64 || !source_sha256.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(PackError::Key {
+                key: "lean.source.sha256",
+                expected: "64 hexadecimal digits",
+            });
+        }
+        let source_bytes = value(model, "lean.source.bytes")?
+            .as_u64()
+            .ok_or(PackError::Key {
+                key: "lean.source.bytes",
+                expected: "an unsigned number",
+            })?;
+        let calibration_tokens =
+            value(model, "lean.calibration.tokens")?
+                .as_u32()
+                .ok_or(PackError::Key {
+                    key: "lean.calibration.tokens",
+                    expected: "an unsigned number",
+                })?;
+        let gated = hyper.act.gated();
+        Ok(Some(Self {
+            model: *model,
+            d: hyper.d,
+            ff: hyper.ff,
+            layers: hyper.layers,
+            vocab: hyper.vocab,
+            tied: hyper.tied,
+            down_types: per_layer(model, hyper, "lean.down.types", ValueType::U32)?,
+            down_moved: per_layer(model, hyper, "lean.down.moved", ValueType::Bool)?,
+            up_types: if gated {
+                Some(per_layer(model, hyper, "lean.up.types", ValueType::U32)?)
+            } else {
+                None
+            },
+            order,
+            calibration_tokens,
+            source_sha256,
+            source_bytes,
+        }))
+    }
+
+    /// Number of packed layers.
+    pub fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// The units of a layer.
+    ///
+    /// # Errors
+    /// Tensors that are missing or misshapen.
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    pub fn layer(&self, layer: u32) -> Result<PackedLayer, PackError> {
+        assert!(layer < self.layers, "layer {layer} of {}", self.layers);
+        let (d, ff) = (u64::from(self.d), u64::from(self.ff));
+        let down = self.down(layer)?;
+        let up = match self.up_types {
+            Some(types) => Some(ty_at(&types, layer, "lean.up.types")?),
+            None => None,
+        };
+        let layout = UnitLayout::new(up, down, self.d).ok_or(PackError::Unit {
+            layer: Some(layer),
+            d: self.d,
+        })?;
+        let unit_bytes = layout.unit_bytes();
+        let at = Some(layer);
+        let units = self.place(at, "ffn_units", Element::I8, &[unit_bytes.into(), ff])?;
+        let groups = [d, u64::from(self.ff / SCALE_GROUP)];
+        let half = Element::Quant(QuantType::F16);
+        if down.has_scales() && !self.ff.is_multiple_of(SCALE_GROUP) {
+            return Err(PackError::Unit {
+                layer: at,
+                d: self.ff,
+            });
+        }
+        let apart = |has: bool, name| has.then(|| self.place(at, name, half, &groups)).transpose();
+        Ok(PackedLayer {
+            units,
+            count: self.ff,
+            unit_bytes,
+            layout,
+            down,
+            scales: apart(down.has_scales(), "ffn_down.scales")?,
+            mins: apart(down.has_mins(), "ffn_down.mins")?,
+            order: self.place(at, "ffn_order", Element::I32, &[ff])?,
+            stats: self.place(at, "ffn_stats", QuantType::F32.into(), &[ff, 3])?,
+        })
+    }
+
+    /// The head in two planes, where the pack has it so.
+    ///
+    /// # Errors
+    /// Tensors that are missing or misshapen.
+    pub fn head(&self) -> Result<Option<PackedHead>, PackError> {
+        if self.model.tensors.find("output.sketch").is_none() {
+            return Ok(None);
+        }
+        let (d, vocab) = (u64::from(self.d), u64::from(self.vocab));
+        let of = if self.tied {
+            "token_embd.weight"
+        } else {
+            "output.weight"
+        };
+        let ty = self.find(None, of)?.1.ty;
+        let unit = |layer| PackError::Unit { layer, d: self.d };
+        let row = ty
+            .quant()
+            .and_then(|ty| Some((ty, row_bytes(ty, self.d)?)))
+            .ok_or(unit(None))?;
+        let crc_at = crc_at(row.1).ok_or(unit(None))?;
+        let unit_bytes = crc_at + CRC_BYTES;
+        let q4_0 = QuantType::Q4_0;
+        Ok(Some(PackedHead {
+            sketch: self.place(None, "output.sketch", q4_0.into(), &[d, vocab])?,
+            sketch_row_bytes: row_bytes(q4_0, self.d).ok_or(unit(None))?,
+            sketch_error: self.place(
+                None,
+                "output.sketch_error",
+                QuantType::F32.into(),
+                &[vocab],
+            )?,
+            units: self.place(
+                None,
+                "output.units",
+                Element::I8,
+                &[unit_bytes.into(), vocab],
+            )?,
+            count: self.vocab,
+            unit_bytes,
+            row,
+            crc_at,
+        }))
+    }
+
+    fn down(&self, layer: u32) -> Result<Down, PackError> {
+        let ty = ty_at(&self.down_types, layer, "lean.down.types")?;
+        let moved = self
+            .down_moved
+            .get(layer as usize)
+            .and_then(|moved| moved.as_bool());
+        let down = match moved {
+            Some(true) => Down::moved(ty),
+            Some(false) => Down::rows(ty),
+            None => None,
+        };
+        down.ok_or(PackError::Key {
+            key: "lean.down.types",
+            expected: "types that columns can be moved from or quantized to",
+        })
+    }
+
+    /// A tensor of the pack, checked against its type and shape.
+    fn place(
+        &self,
+        layer: Option<u32>,
+        name: &'static str,
+        ty: Element,
+        dims: &[u64],
+    ) -> Result<Place, PackError> {
+        let (file, tensor) = self.find(layer, name)?;
+        if tensor.ty != ty {
+            return Err(PackError::Type {
+                layer,
+                name,
+                expected: ty.name(),
+                found: tensor.ty.name(),
+            });
+        }
+        for (axis, &found) in tensor.dims.iter().enumerate() {
+            let expected = dims.get(axis).copied().unwrap_or(1);
+            if found != expected {
+                return Err(PackError::Dim {
+                    layer,
+                    name,
+                    axis: axis as u8,
+                    expected,
+                    found,
+                });
+            }
+        }
+        Ok(Place {
+            file,
+            offset: tensor.offset,
+            bytes: tensor.bytes,
+        })
+    }
+
+    fn find(
+        &self,
+        layer: Option<u32>,
+        name: &'static str,
+    ) -> Result<(FileId, Tensor<'a>), PackError> {
+        let full = tensor_name(layer, name);
+        match self.model.tensors.find(&full) {
+            Some((file, tensor)) => Ok((FileId(file as u16), tensor)),
+            None => Err(PackError::Missing { layer, name }),
+        }
+    }
+}
+
+/// Checks the values of an `ffn_order` tensor: `order` `(count)` must name every neuron once.
+/// `seen` is scratch of at least `count / 8` bytes, rounded up.
+///
+/// # Errors
+/// [`PackError::Order`] with the first unit whose neuron isn't one or was named before.
+///
+/// # Panics
+/// When `seen` is too short.
+pub fn check_order(
+    layer: u32,
+    order: impl ExactSizeIterator<Item = i32>,
+    seen: &mut [u8],
+) -> Result<(), PackError> {
+    let count = order.len();
+    let seen = &mut seen[..count.div_ceil(8)];
+    seen.fill(0);
+    for (unit, neuron) in order.enumerate() {
+        let fresh = usize::try_from(neuron)
+            .ok()
+            .filter(|&neuron| neuron < count)
+            .filter(|&neuron| seen[neuron / 8] & 1 << (neuron % 8) == 0);
+        let Some(fresh) = fresh else {
+            return Err(PackError::Order {
+                layer,
+                unit: unit as u32,
+                neuron,
+            });
+        };
+        seen[fresh / 8] |= 1 << (fresh % 8);
+    }
+    Ok(())
+}
+
+/// Where the CRC of a unit with `bytes` bytes of content stands.
+pub fn crc_at(bytes: u32) -> Option<u32> {
+    let at = bytes.checked_next_multiple_of(4)?;
+    at.checked_add(CRC_BYTES).map(|_| at)
+}
+
+/// `name`, or `blk.LAYER.name`.
+fn tensor_name(layer: Option<u32>, name: &str) -> Name {
+    let mut full = Name::new();
+    let written = match layer {
+        Some(layer) => write!(full, "blk.{layer}.{name}"),
+        None => full.push_str(name).map_err(|_| core::fmt::Error),
+    };
+    written.expect("names are short");
+    full
+}
+
+fn row_bytes(ty: QuantType, cols: u32) -> Option<u32> {
+    ty.row_bytes(cols as usize)?.try_into().ok()
+}
+
+fn value<'a>(model: &Model<'_, 'a>, key: &'static str) -> Result<Value<'a>, PackError> {
+    model.first.get(key).ok_or(PackError::MissingKey { key })
+}
+
+fn text<'a>(model: &Model<'_, 'a>, key: &'static str) -> Result<&'a str, PackError> {
+    value(model, key)?.as_str().ok_or(PackError::Key {
+        key,
+        expected: "text",
+    })
+}
+
+/// An array with one value for each layer.
+fn per_layer<'a>(
+    model: &Model<'_, 'a>,
+    hyper: &Hyper,
+    key: &'static str,
+    ty: ValueType,
+) -> Result<Array<'a>, PackError> {
+    value(model, key)?
+        .as_array()
+        .filter(|array| array.element_type() == ty && array.len() == hyper.layers as usize)
+        .ok_or(PackError::Key {
+            key,
+            expected: "an array with one value for each layer",
+        })
+}
+
+fn ty_at(types: &Array<'_>, layer: u32, key: &'static str) -> Result<QuantType, PackError> {
+    types
+        .get(layer as usize)
+        .and_then(|id| QuantType::from_ggml(id.as_u32()?))
+        .ok_or(PackError::Key {
+            key,
+            expected: "types of weights",
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_up_down_padding_crc() {
+        // SmolLM2 with relu: rows of Q8_0, 576 wide.
+        let down = Down::moved(QuantType::Q8_0).unwrap();
+        let layout = UnitLayout::new(Some(QuantType::Q8_0), down, 576).unwrap();
+        assert_eq!((layout.down_at, layout.down_bytes), (612, 576));
+        assert_eq!((layout.crc_at, layout.unit_bytes()), (1188, 1192));
+        // Ungated, 17-byte columns: padded to 20.
+        let rows = Down::rows(QuantType::Q4_0).unwrap();
+        let layout = UnitLayout::new(None, rows, 32).unwrap();
+        assert_eq!((layout.down_at, layout.down_bytes), (0, 18));
+        assert_eq!((layout.crc_at, layout.unit_bytes()), (20, 24));
+    }
+
+    #[test]
+    fn columns_that_cannot_be_stored_are_none() {
+        assert_eq!(Down::moved(QuantType::Q4_K), None);
+        assert_eq!(Down::moved(QuantType::IQ4_NL), None);
+        assert_eq!(Down::rows(QuantType::Q4_K), None);
+        let nibbles = Down::moved(QuantType::Q4_1).unwrap();
+        assert_eq!(nibbles.column_bytes(33), None);
+        assert_eq!(nibbles.column_bytes(34), Some(17));
+        let blocks = Down::rows(QuantType::Q8_0).unwrap();
+        assert_eq!(blocks.column_bytes(33), None);
+        let singles = Down::moved(QuantType::F32).unwrap();
+        assert_eq!(singles.column_bytes(3), Some(12));
+        assert_eq!(singles.column_bytes(u32::MAX), None);
+        assert_eq!(crc_at(u32::MAX), None);
+        assert_eq!(crc_at(u32::MAX - 4), None);
+        assert!(!singles.has_scales() && nibbles.has_scales() && nibbles.has_mins());
+        assert!(!blocks.has_scales());
+    }
+
+    #[test]
+    fn an_order_names_every_neuron_once() {
+        let mut seen = [0; 2];
+        let mut check = |order: &[i32]| check_order(3, order.iter().copied(), &mut seen);
+        assert_eq!(check(&[2, 0, 1, 4, 3, 8, 7, 6, 5]), Ok(()));
+        let error = |unit, neuron| {
+            Err(PackError::Order {
+                layer: 3,
+                unit,
+                neuron,
+            })
+        };
+        assert_eq!(check(&[2, 0, 2]), error(2, 2));
+        assert_eq!(check(&[0, 3, 1]), error(1, 3));
+        assert_eq!(check(&[-1]), error(0, -1));
+    }
+}

@@ -1,0 +1,419 @@
+//! Packed models, right and wrong: each lie in a header has its own message.
+
+#[allow(dead_code)]
+mod build;
+
+use build::{Build, array};
+use leanstream_core::gguf::{Gguf, TensorIndex};
+use leanstream_core::pack::{Down, Order, Pack, PackError, PackedHead, PackedLayer};
+use leanstream_core::plan::{self, Model, PlanError};
+use leanstream_core::quant::QuantType;
+
+const D: u64 = 64;
+const FF: u64 = 96;
+const VOCAB: u64 = 10;
+const LAYERS: u64 = 2;
+/// A Q8_0 row of 64, 64 moved integers, the CRC.
+const UNIT: u64 = 68 + 64 + 4;
+const SHA: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+fn u32s(values: &[u32]) -> Vec<u8> {
+    array(
+        4,
+        &values
+            .iter()
+            .map(|v| v.to_le_bytes().to_vec())
+            .collect::<Vec<_>>(),
+    )
+}
+
+fn bools(values: &[u8]) -> Vec<u8> {
+    array(7, &values.iter().map(|v| vec![*v]).collect::<Vec<_>>())
+}
+
+/// The keys of a llama model; `lean.*` come after.
+fn model() -> Build {
+    let mut build = Build::new();
+    build.alignment = 4096;
+    build
+        .u32("general.alignment", 4096)
+        .str("general.architecture", "llama")
+        .u32("llama.embedding_length", D as u32)
+        .u32("llama.block_count", LAYERS as u32)
+        .u32("llama.feed_forward_length", FF as u32)
+        .u32("llama.attention.head_count", 2)
+        .u32("llama.context_length", 128)
+        .raw(
+            "llama.attention.layer_norm_rms_epsilon",
+            6,
+            &1e-5f32.to_le_bytes(),
+        )
+        .tensor("token_embd.weight", &[D, VOCAB], 8, VOCAB * 68)
+}
+
+/// What a test changes: a key that is left out or replaced, a tensor likewise.
+#[derive(Default)]
+struct Lie {
+    key: &'static str,
+    value: Option<(u32, Vec<u8>)>,
+    tensor: &'static str,
+    info: Option<(Vec<u64>, u32, u64)>,
+}
+
+fn pack(lie: &Lie) -> Vec<u8> {
+    let mut build = model();
+    let text = |s: &str| (8, build::string(s));
+    let keys: [(&str, (u32, Vec<u8>)); 8] = [
+        ("lean.version", (4, 1u32.to_le_bytes().to_vec())),
+        ("lean.source.sha256", text(SHA)),
+        ("lean.source.bytes", (10, 1234u64.to_le_bytes().to_vec())),
+        ("lean.order", text("frequency")),
+        ("lean.calibration.tokens", (4, 77u32.to_le_bytes().to_vec())),
+        ("lean.down.types", (9, u32s(&[8, 3]))),
+        ("lean.down.moved", (9, bools(&[1, 1]))),
+        ("lean.up.types", (9, u32s(&[8, 8]))),
+    ];
+    for (key, (ty, value)) in keys {
+        if key != lie.key {
+            build = build.raw(key, ty, &value);
+        } else if let Some((ty, value)) = &lie.value {
+            build = build.raw(key, *ty, value);
+        }
+    }
+    let scales = (vec![D, FF / 32], 1, D * FF / 32 * 2);
+    let tensors = [
+        ("blk.0.ffn_units", (vec![UNIT, FF], 24, UNIT * FF)),
+        ("blk.0.ffn_down.scales", scales.clone()),
+        ("blk.0.ffn_order", (vec![FF], 26, FF * 4)),
+        ("blk.0.ffn_stats", (vec![FF, 3], 0, FF * 12)),
+        // Q4_1 columns: half as many bytes, and minimums.
+        (
+            "blk.1.ffn_units",
+            (vec![UNIT - 32, FF], 24, (UNIT - 32) * FF),
+        ),
+        ("blk.1.ffn_down.scales", scales.clone()),
+        ("blk.1.ffn_down.mins", scales),
+        ("blk.1.ffn_order", (vec![FF], 26, FF * 4)),
+        ("blk.1.ffn_stats", (vec![FF, 3], 0, FF * 12)),
+        ("output.sketch", (vec![D, VOCAB], 2, VOCAB * 36)),
+        ("output.sketch_error", (vec![VOCAB], 0, VOCAB * 4)),
+        ("output.units", (vec![72, VOCAB], 24, 72 * VOCAB)),
+    ];
+    for (name, info) in tensors {
+        if name != lie.tensor {
+            build = build.tensor(name, &info.0, info.1, info.2);
+        } else if let Some(info) = &lie.info {
+            build = build.tensor(name, &info.0, info.1, info.2);
+        }
+    }
+    build.file()
+}
+
+struct Read {
+    order: Order,
+    tokens: u32,
+    layers: Vec<PackedLayer>,
+    head: Option<PackedHead>,
+}
+
+fn read(file: &[u8]) -> Result<Option<Read>, PackError> {
+    let files = [Gguf::parse(file, file.len() as u64).expect("a sound GGUF file")];
+    let mut scratch = vec![0; TensorIndex::entries_needed(&files)];
+    let tensors = TensorIndex::new(&files, &mut scratch).expect("no name twice");
+    let model = Model {
+        first: &files[0],
+        tensors,
+    };
+    let hyper = plan::hyper(&model).expect("a llama");
+    let Some(pack) = Pack::of(&model, &hyper)? else {
+        return Ok(None);
+    };
+    assert_eq!((pack.source_sha256, pack.source_bytes), (SHA, 1234));
+    let layers = (0..pack.layers()).map(|layer| pack.layer(layer));
+    Ok(Some(Read {
+        order: pack.order,
+        tokens: pack.calibration_tokens,
+        layers: layers.collect::<Result<_, _>>()?,
+        head: pack.head()?,
+    }))
+}
+
+#[test]
+fn a_model_without_the_key_is_no_pack() {
+    assert!(read(&model().file()).unwrap().is_none());
+}
+
+#[test]
+fn a_pack_says_where_everything_lies() {
+    let file = pack(&Lie::default());
+    let found = read(&file).unwrap().unwrap();
+    assert_eq!((found.order, found.tokens), (Order::Frequency, 77));
+    let [first, second] = &found.layers[..] else {
+        panic!("two layers")
+    };
+    let down = |ty| Down::Moved { ty };
+    assert_eq!(first.down, down(QuantType::Q8_0));
+    assert_eq!(second.down, down(QuantType::Q4_1));
+    assert_eq!((first.unit_bytes, second.unit_bytes), (136, 104));
+    assert_eq!(first.layout.up, Some((QuantType::Q8_0, 68)));
+    assert_eq!(
+        (
+            first.layout.down_at,
+            first.layout.down_bytes,
+            first.layout.crc_at
+        ),
+        (68, 64, 132)
+    );
+    assert!(first.scales.is_some() && first.mins.is_none() && second.mins.is_some());
+    let head = found.head.unwrap();
+    assert_eq!(
+        (head.row, head.crc_at, head.unit_bytes),
+        ((QuantType::Q8_0, 68), 68, 72)
+    );
+    let mut places: Vec<_> = found
+        .layers
+        .iter()
+        .flat_map(|l| {
+            [
+                Some(l.units),
+                l.scales,
+                l.mins,
+                Some(l.order),
+                Some(l.stats),
+            ]
+        })
+        .flatten()
+        .collect();
+    places.extend([head.sketch, head.sketch_error, head.units]);
+    for place in places {
+        assert_eq!(place.offset % 4096, 0);
+        assert!(place.offset + place.bytes <= file.len() as u64);
+    }
+}
+
+#[test]
+fn every_key_counts() {
+    let text = |s: &str| Some((8, build::string(s)));
+    for (key, value, message) in [
+        (
+            "lean.version",
+            Some((4, vec![2, 0, 0, 0])),
+            "version 2 of the format, this program reads version 1",
+        ),
+        ("lean.version", text("1"), "lean.version is no number"),
+        ("lean.source.sha256", None, "lacks lean.source.sha256"),
+        ("lean.source.sha256", text("abc"), "64 hexadecimal digits"),
+        (
+            "lean.source.bytes",
+            text("1"),
+            "lean.source.bytes must be an unsigned number",
+        ),
+        (
+            "lean.order",
+            text("random"),
+            "lean.order must be frequency, coactivation or file",
+        ),
+        (
+            "lean.calibration.tokens",
+            None,
+            "lacks lean.calibration.tokens",
+        ),
+        (
+            "lean.down.types",
+            Some((9, u32s(&[8]))),
+            "one value for each layer",
+        ),
+        (
+            "lean.down.types",
+            Some((9, u32s(&[8, 77]))),
+            "lean.down.types must be types",
+        ),
+        // Columns can't be moved out of the super-blocks of Q4_K.
+        (
+            "lean.down.types",
+            Some((9, u32s(&[8, 12]))),
+            "lean.down.types must be types",
+        ),
+        (
+            "lean.down.moved",
+            Some((9, u32s(&[1, 1]))),
+            "one value for each layer",
+        ),
+        ("lean.up.types", None, "lacks lean.up.types"),
+        // Super-blocks of 256 don't divide rows of 64.
+        (
+            "lean.up.types",
+            Some((9, u32s(&[12, 8]))),
+            "can't be stored as layer 0 says",
+        ),
+    ] {
+        let lie = Lie {
+            key,
+            value,
+            ..Lie::default()
+        };
+        let error = read(&pack(&lie))
+            .err()
+            .map(|e| e.to_string())
+            .unwrap_or_default();
+        assert!(
+            error.contains(message),
+            "{key}: {error:?} has no {message:?}"
+        );
+    }
+}
+
+#[test]
+fn every_tensor_counts() {
+    let none = None;
+    for (tensor, info, message) in [
+        (
+            "blk.0.ffn_units",
+            none.clone(),
+            "lacks tensor blk.0.ffn_units",
+        ),
+        (
+            "blk.0.ffn_units",
+            Some((vec![UNIT + 4, FF], 24, (UNIT + 4) * FF)),
+            "has 140 values along dimension 0, it must have 136",
+        ),
+        (
+            "blk.1.ffn_units",
+            Some((vec![UNIT - 32, FF - 1], 24, (UNIT - 32) * (FF - 1))),
+            "has 95 values along dimension 1",
+        ),
+        (
+            "blk.1.ffn_units",
+            Some((vec![UNIT - 32, FF, 2], 24, (UNIT - 32) * FF * 2)),
+            "has 2 values along dimension 2",
+        ),
+        (
+            "blk.0.ffn_units",
+            Some((vec![UNIT, FF], 26, UNIT * FF * 4)),
+            "has type I32, it must have I8",
+        ),
+        (
+            "blk.0.ffn_down.scales",
+            none.clone(),
+            "lacks tensor blk.0.ffn_down.scales",
+        ),
+        (
+            "blk.1.ffn_down.mins",
+            none.clone(),
+            "lacks tensor blk.1.ffn_down.mins",
+        ),
+        (
+            "blk.1.ffn_down.mins",
+            Some((vec![D, FF / 32], 0, D * FF / 8)),
+            "has type F32, it must have F16",
+        ),
+        (
+            "blk.0.ffn_order",
+            Some((vec![FF / 2, 2], 26, FF * 4)),
+            "blk.0.ffn_order has 48 values",
+        ),
+        (
+            "blk.0.ffn_stats",
+            Some((vec![FF, 2], 0, FF * 8)),
+            "has 2 values along dimension 1, it must have 3",
+        ),
+        (
+            "output.sketch",
+            Some((vec![D, VOCAB - 1], 2, (VOCAB - 1) * 36)),
+            "output.sketch has 9 values along dimension 1",
+        ),
+        (
+            "output.sketch_error",
+            none.clone(),
+            "lacks tensor output.sketch_error",
+        ),
+        (
+            "output.units",
+            Some((vec![68, VOCAB], 24, 68 * VOCAB)),
+            "has 68 values along dimension 0, it must have 72",
+        ),
+    ] {
+        let lie = Lie {
+            tensor,
+            info,
+            ..Lie::default()
+        };
+        let error = read(&pack(&lie))
+            .err()
+            .map(|e| e.to_string())
+            .unwrap_or_default();
+        assert!(
+            error.contains(message),
+            "{tensor}: {error:?} has no {message:?}"
+        );
+    }
+    let headless = Lie {
+        tensor: "output.sketch",
+        ..Lie::default()
+    };
+    assert!(read(&pack(&headless)).unwrap().unwrap().head.is_none());
+}
+
+#[test]
+fn small_alignments_are_refused() {
+    let file = Build::new()
+        .u32("lean.version", 1)
+        .str("general.architecture", "llama")
+        .u32("llama.embedding_length", D as u32)
+        .u32("llama.block_count", 1)
+        .u32("llama.feed_forward_length", FF as u32)
+        .u32("llama.attention.head_count", 2)
+        .u32("llama.context_length", 128)
+        .raw(
+            "llama.attention.layer_norm_rms_epsilon",
+            6,
+            &1e-5f32.to_le_bytes(),
+        )
+        .tensor("token_embd.weight", &[D, VOCAB], 8, VOCAB * 68)
+        .file();
+    assert_eq!(
+        read(&file).err(),
+        Some(PackError::Alignment { alignment: 32 })
+    );
+}
+
+#[test]
+fn integers_are_no_weights() {
+    let file = model()
+        .tensor("blk.0.attn_norm.weight", &[D], 26, 4 * D)
+        .file();
+    let files = [Gguf::parse(&file, file.len() as u64).unwrap()];
+    let mut scratch = vec![0; TensorIndex::entries_needed(&files)];
+    let tensors = TensorIndex::new(&files, &mut scratch).unwrap();
+    let model = Model {
+        first: &files[0],
+        tensors,
+    };
+    let error = plan::plan(&model, &mut Ignore).unwrap_err();
+    assert_eq!(
+        error,
+        PlanError::NotWeights {
+            name: "blk.0.attn_norm.weight",
+            ty: "I32"
+        }
+    );
+    assert!(error.to_string().contains("holds no weights"));
+}
+
+struct Ignore;
+
+impl plan::Sink for Ignore {
+    fn matrix(&mut self, _: plan::Matrix) -> plan::MatrixId {
+        plan::MatrixId(0)
+    }
+
+    fn vector(&mut self, _: plan::Vector) -> plan::VectorId {
+        plan::VectorId(0)
+    }
+
+    fn step(&mut self, _: plan::StepPlan) {}
+
+    fn embedding(&mut self, _: plan::MatrixId) {}
+
+    fn rope_factors(&mut self, _: plan::VectorId) {}
+}
