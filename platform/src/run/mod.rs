@@ -9,6 +9,7 @@ pub mod memory;
 pub mod meter;
 pub mod model;
 pub mod pass;
+pub mod probe;
 pub mod rope;
 pub mod score;
 pub mod seats;

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use leanstream_core::plan::pieces;
 use leanstream_core::plan::{Activation, Hyper, Linear, Matrix, MatrixId, Op, StepPlan};
@@ -14,6 +14,7 @@ use leanstream_core::units::PieceId;
 
 use super::buffers::Buffers;
 use super::cells::Cells;
+use super::probe::Probe;
 use super::score::Score;
 use super::seats::Seats;
 use crate::arena::Arena;
@@ -184,6 +185,8 @@ pub struct Shared {
     pub vector: Vector,
     /// f32 activations instead of int8.
     pub exact: bool,
+    /// Looks at the feed-forward networks, when somebody asked for it.
+    pub probe: OnceLock<Arc<dyn Probe>>,
     /// One a thread; a thread locks only its own.
     pub scratch: Vec<Mutex<ThreadScratch>>,
 }
@@ -298,6 +301,10 @@ impl Shared {
             }
             Op::Down { .. } => {
                 let g = own(&b.g, row_of(token, ff));
+                if let Some(probe) = self.probe.get() {
+                    let up = if act.gated() { row_of(token, ff) } else { 0..0 };
+                    probe.activations(order.step, token, g, see(&b.u, up));
+                }
                 if act == Activation::ReluSquared {
                     self.vector.relu_sq(g);
                 } else {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use leanstream_core::plan::pieces;
@@ -19,6 +19,7 @@ use super::memory::{self, MemoryPlan, Request};
 use super::meter::Metered;
 use super::model::{Info, Weights};
 use super::pass::{Batch, HeadMode, SCORE_ROWS, Shared, ThreadScratch, own};
+use super::probe::Probe;
 use super::score::Score;
 use super::seats::Seats;
 use crate::arena::Arena;
@@ -265,6 +266,7 @@ impl<'m> Session<'m> {
             kernels: options.kernels,
             vector: Vector::beside(&options.kernels),
             exact: options.exact,
+            probe: OnceLock::new(),
             scratch: (0..threads)
                 .map(|_| {
                     Mutex::new(ThreadScratch {
@@ -306,6 +308,15 @@ impl<'m> Session<'m> {
                 Cyclic::new(plan.shape()),
             ),
         })
+    }
+
+    /// Shows `probe` every feed-forward network from now on.
+    ///
+    /// # Panics
+    /// When there is one already.
+    pub fn attach(&mut self, probe: Arc<dyn Probe>) {
+        let taken = self.compute.shared().probe.set(probe).is_err();
+        assert!(!taken, "a session has one probe");
     }
 
     /// Tokens that are in the KV cache.
