@@ -2,5 +2,19 @@
 //!
 //! A *unit* is what one neuron needs beyond its gate (an up row and a down column), or one row of
 //! the head. Units are chosen while a pass runs: from the gate's output, or from a sketch's.
+//!
+//! - [`store`]: the state machine; its [`tables`] are lent to it.
+//! - [`choice`]: what a layer chose; [`fetch`]: which reads follow from it.
+//! - [`retain`]: what a resident unit is worth, one policy a file.
 
+pub mod choice;
+pub mod counters;
+pub mod fetch;
 pub mod retain;
+pub mod store;
+pub mod tables;
+
+pub use choice::{Choice, Chosen, Grouping, Select};
+pub use counters::Counters;
+pub use fetch::Reach;
+pub use store::{Delivery, Fault, ReadRequest, Store};

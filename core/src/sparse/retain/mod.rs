@@ -52,7 +52,7 @@ pub struct Segment {
     pub below: Worth,
 }
 
-/// Ranks resident units. Among equals the one listed longest goes first.
+/// Ranks resident units.
 pub trait Retain {
     /// What keeping `seen.unit` is worth from now on, between [`Worth::LEAST`] and [`Worth::MOST`].
     fn worth(&mut self, seen: &Seen, cause: Cause) -> Worth;
@@ -64,6 +64,12 @@ pub trait Retain {
 
     /// Whether stages may read on speculation before a layer's exact choice.
     fn speculates(&self) -> bool {
+        false
+    }
+
+    /// Which of equals goes first: the one listed last, or (by default) longest ago. Of units that
+    /// are all needed again, the one just used is needed last.
+    fn newest_first(&self) -> bool {
         false
     }
 

@@ -1,0 +1,37 @@
+//! What the store counts.
+
+/// Totals since the store was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Units that layers chose.
+    pub chosen: u64,
+    /// Of these, those that [`Select`](super::choice::Select) left out.
+    pub skipped: u64,
+    /// Of the used ones, those resident when they were chosen.
+    pub hits: u64,
+    /// Of the used ones, those on their way when they were chosen.
+    pub late: u64,
+    /// Bytes of used units that were not resident.
+    pub bytes_missed: u64,
+    /// Reads started.
+    pub reads: u64,
+    /// Bytes of reads that succeeded, widening and gaps included.
+    pub bytes_read: u64,
+    /// Units read on speculation.
+    pub foreseen: u64,
+    /// Of these, used by the layer that they were read for.
+    pub foreseen_used: u64,
+    /// Bytes of units read on speculation and then not used.
+    pub bytes_redundant: u64,
+    /// Reads that failed.
+    pub failed: u64,
+    /// Units that failed their checksum.
+    pub corrupt: u64,
+}
+
+impl Counters {
+    /// Used units that were not resident when they were chosen.
+    pub fn misses(&self) -> u64 {
+        self.chosen - self.skipped - self.hits
+    }
+}

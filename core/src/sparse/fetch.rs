@@ -1,0 +1,174 @@
+//! What the store reads next: demanded units in the order of their groups, then foreseen ones.
+
+use super::retain::{Cause, Retain};
+use super::store::{ReadRequest, Store};
+use super::tables::{Bank, Place, Read};
+use crate::stream::policy::Worth;
+use crate::units::{Extent, ReadId, SlotId};
+
+/// How far one read reaches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reach {
+    /// Alignment of offsets and lengths, a power of two.
+    pub align: u32,
+    /// Bytes of a staging slot.
+    pub window_max: u32,
+    /// Unwanted bytes that it pays to read rather than to start another read.
+    pub gap_max: u32,
+    /// Speculative reads in flight, at most: late binding.
+    pub ahead_max: u32,
+}
+
+/// By how many levels a foreseen unit has to be worth more than the one it displaces.
+const HYSTERESIS: u8 = 4;
+
+impl<R: Retain> Store<'_, R> {
+    pub(super) fn next_read(&mut self) -> Option<ReadRequest> {
+        let free = self.reads.iter().position(|read| !read.flying)?;
+        let read = ReadId(free as u16);
+        if let Some(bank) = self.bank {
+            let first = self.banks[bank as usize].first;
+            while self.cursor < self.count {
+                let index = self.items[self.cursor as usize].index;
+                if self.homes[(first + index) as usize].place == Place::Absent {
+                    return self.start(read, bank, index, None);
+                }
+                self.cursor += 1;
+            }
+        }
+        while self.ahead_next < self.ahead_count && self.flying_ahead < self.reach.ahead_max {
+            let foreseen = self.foreseen[self.ahead_next as usize];
+            let bank = self.ahead_bank;
+            let unit = self.banks[bank as usize].first + foreseen.index;
+            if self.homes[unit as usize].place != Place::Absent {
+                self.ahead_next += 1;
+                continue;
+            }
+            let worth = self.worth(unit, foreseen.score, Cause::Foreseen);
+            if let Some(request) = self.start(read, bank, foreseen.index, Some(worth)) {
+                self.ahead_next += 1;
+                return Some(request);
+            }
+            // What comes behind is less likely still.
+            self.ahead_next = self.ahead_count;
+        }
+        None
+    }
+
+    /// Whether `unit` may join a read for a unit of `group` (or one for foreseen units).
+    fn joins(&self, unit: u32, group: u16, ahead: Option<Worth>) -> bool {
+        let home = &self.homes[unit as usize];
+        if home.place != Place::Absent {
+            return false;
+        }
+        match ahead {
+            Some(_) => home.named,
+            // Units of later groups leave a group's worth of slots: whichever group comes first
+            // always finds room, so that it ends and makes more.
+            None => home.wanted && (home.group == group || self.listed > self.group_size),
+        }
+    }
+
+    /// Starts a read around unit `index`, if there is a slot for it.
+    fn start(
+        &mut self,
+        read: ReadId,
+        bank: u32,
+        index: u32,
+        ahead: Option<Worth>,
+    ) -> Option<ReadRequest> {
+        let Bank {
+            file,
+            offset,
+            unit_bytes,
+            first: bank_first,
+            count,
+        } = self.banks[bank as usize];
+        let slot = self.take(ahead)?;
+        let group = self.homes[(bank_first + index) as usize].group;
+        self.claim(bank_first + index, slot, read, ahead);
+        let align = u64::from(self.reach.align);
+        let bytes = u64::from(unit_bytes);
+        let from = |index: u32| (offset + u64::from(index) * bytes) & !(align - 1);
+        let to = |index: u32| (offset + (u64::from(index) + 1) * bytes).next_multiple_of(align);
+        let window_max = u64::from(self.reach.window_max);
+        let fits = |first: u32, last: u32| to(last) - from(first) <= window_max;
+        let gap = self.reach.gap_max / unit_bytes;
+        let (mut first, mut last) = (index, index);
+        // Upwards, then downwards: each wanted unit that the window still covers joins.
+        let mut next = index + 1;
+        while next < count && next - last <= gap + 1 && fits(first, next) {
+            if self.joins(bank_first + next, group, ahead) {
+                let Some(slot) = self.take(ahead) else { break };
+                self.claim(bank_first + next, slot, read, ahead);
+                last = next;
+            }
+            next += 1;
+        }
+        let mut next = index;
+        while next > 0 && first - (next - 1) <= gap + 1 && fits(next - 1, last) {
+            next -= 1;
+            if self.joins(bank_first + next, group, ahead) {
+                let Some(slot) = self.take(ahead) else { break };
+                self.claim(bank_first + next, slot, read, ahead);
+                first = next;
+            }
+        }
+        let start = from(first);
+        let len = (to(last) - start) as u32;
+        self.reads[usize::from(read.0)] = Read {
+            bank,
+            first,
+            count: last - first + 1,
+            offset: start,
+            bytes: len,
+            flying: true,
+            speculative: ahead.is_some(),
+        };
+        self.flying += 1;
+        self.flying_ahead += u32::from(ahead.is_some());
+        self.counters.reads += 1;
+        Some(ReadRequest {
+            read,
+            extent: Extent {
+                file,
+                offset: start,
+                len,
+            },
+        })
+    }
+
+    fn claim(&mut self, unit: u32, slot: SlotId, read: ReadId, ahead: Option<Worth>) {
+        self.fill(unit, slot, read);
+        let home = &mut self.homes[unit as usize];
+        if let Some(worth) = ahead {
+            home.foreseen = true;
+            home.named = false;
+            home.group = u16::from(worth.0);
+            self.coming += 1;
+            self.counters.foreseen += 1;
+        }
+    }
+
+    /// The least worthy slot: any for a demanded unit, one of clearly lower worth for a foreseen one.
+    fn take(&mut self, ahead: Option<Worth>) -> Option<SlotId> {
+        let least = self.queue.least()?;
+        if let Some(worth) = ahead
+            && least.0 > worth.0.saturating_sub(HYSTERESIS)
+        {
+            return None;
+        }
+        let slot = if self.policy.newest_first() {
+            self.queue.last(least)
+        } else {
+            self.queue.first(least)
+        }
+        .expect("the least worth has a slot");
+        self.unlist(slot);
+        if let Some(unit) = self.queue.piece(slot) {
+            let bank = self.banks.partition_point(|bank| bank.first <= unit.0) - 1;
+            self.evict(unit.0, self.banks[bank].unit_bytes);
+        }
+        Some(slot)
+    }
+}

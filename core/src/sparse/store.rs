@@ -1,0 +1,722 @@
+//! The state machine of sparse layers. Like the dense engine it touches no bytes and no clock: it is
+//! told what a layer chose, which reads and groups have ended, and says what to read and compute.
+//!
+//! - A layer's [`choose`](Store::choose) names its units with their importance. They are sorted by it
+//!   into *groups*; a group is ready when all its units are resident. Group sums are added in a
+//!   fixed order by whoever computes, so the order of arrival never changes a result.
+//! - Units of the running layer hold their slots until their group has ended.
+//! - A read covers one or several wanted units and small gaps between them (`fetch.rs`); units are
+//!   copied from its staging slot to slots of their own when it has ended.
+//! - [`foresee`](Store::foresee) names units of a layer to come. They are read when nothing demanded
+//!   is left to start, each only into a slot of lower worth; a later stage replaces what was not
+//!   started yet.
+
+use super::choice::{Choice, Chosen, GROUP_MAX, Grouping, STAGES, Select};
+use super::counters::Counters;
+use super::fetch::Reach;
+use super::retain::{Cause, Retain, Seen};
+use super::tables::{
+    Bank, Foreseen, Group, Home, Item, Place, Read, Stat, Tables, from_fixed, to_fixed,
+};
+use crate::port::ReadOutcome;
+use crate::stream::policy::Worth;
+use crate::stream::queue::Queue;
+use crate::units::{Extent, PieceId, ReadId, SlotId};
+
+/// Times that a unit is read for a layer which waits for it.
+pub const ATTEMPTS_MAX: u8 = 3;
+
+/// Decay of the frequency per token.
+const RHO: f32 = 1.0 / 32.0;
+
+/// Ages whose decay is tabulated; beyond, little is left.
+const AGES: usize = 256;
+
+/// Worth of used units whose use isn't counted.
+const UNCOUNTED: Worth = Worth(64);
+
+/// Groups that a bank of `units` may be cut into.
+pub fn groups_max(units: u32) -> u32 {
+    STAGES.max(units.div_ceil(Grouping::RUN))
+}
+
+/// Slots below which a group of a bank of `units` might not fit.
+pub fn slots_least(units: u32) -> u32 {
+    2 * GROUP_MAX.min(units).max(1)
+}
+
+/// A read to start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReadRequest {
+    /// Names it until it ends; also the number of its staging slot.
+    pub read: ReadId,
+    /// What to read.
+    pub extent: Extent,
+}
+
+/// A unit to copy out of a staging slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Delivery {
+    /// Its bank.
+    pub bank: u32,
+    /// Which unit of the bank.
+    pub index: u32,
+    /// From the start of the staging slot.
+    pub skew: u32,
+    /// Bytes.
+    pub bytes: u32,
+    /// Where to.
+    pub slot: SlotId,
+}
+
+/// Why a pass can't go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// Bank of the unit that the layer waits for.
+    pub bank: u32,
+    /// Which unit of the bank.
+    pub index: u32,
+}
+
+/// See the [module](self).
+pub struct Store<'m, R> {
+    pub(super) banks: &'m [Bank],
+    pub(super) homes: &'m mut [Home],
+    stats: &'m mut [Stat],
+    pub(super) queue: Queue<'m>,
+    pub(super) items: &'m mut [Item],
+    sorted: &'m mut [Item],
+    groups: &'m mut [Group],
+    pub(super) reads: &'m mut [Read],
+    pub(super) foreseen: &'m mut [Foreseen],
+    pub(super) policy: R,
+    pub(super) reach: Reach,
+    pub(super) counters: Counters,
+    decay: [f32; AGES],
+    /// The token that runs, from 1.
+    clock: u32,
+    tokens: u32,
+    protected: u32,
+    /// Slots that are in a list.
+    pub(super) listed: u32,
+    /// Foreseen units on their way.
+    pub(super) coming: u32,
+    fault: Option<Fault>,
+
+    /// The running layer's bank, its items and groups.
+    pub(super) bank: Option<u32>,
+    grouping: Grouping,
+    pub(super) count: u32,
+    group_count: u32,
+    pub(super) group_size: u32,
+    ended: u32,
+    /// Items before it are resident or on their way.
+    pub(super) cursor: u32,
+
+    pub(super) ahead_bank: u32,
+    pub(super) ahead_count: u32,
+    pub(super) ahead_next: u32,
+    pub(super) flying: u32,
+    pub(super) flying_ahead: u32,
+}
+
+impl<'m, R: Retain> Store<'m, R> {
+    /// The tables are the whole memory of the store.
+    ///
+    /// # Panics
+    /// If the tables don't fit together, or a staging slot can't hold a unit.
+    pub fn new(tables: Tables<'m>, policy: R, reach: Reach) -> Self {
+        let Tables {
+            banks,
+            homes,
+            stats,
+            slots,
+            items,
+            sorted,
+            groups,
+            reads,
+            foreseen,
+        } = tables;
+        let mut units = 0;
+        let mut largest = 0;
+        for bank in banks {
+            assert_eq!(bank.first, units, "banks number their units without gaps");
+            units += bank.count;
+            largest = largest.max(bank.count);
+            assert!(
+                u64::from(bank.unit_bytes) + 2 * u64::from(reach.align)
+                    <= u64::from(reach.window_max),
+                "a staging slot holds a unit"
+            );
+        }
+        assert!(
+            reach.align.is_power_of_two(),
+            "alignments are powers of two"
+        );
+        assert_eq!(homes.len(), units as usize, "one home a unit");
+        assert!(stats.len() <= homes.len(), "one stat a unit at most");
+        assert!(
+            items.len() >= largest as usize && sorted.len() >= largest as usize,
+            "room for a whole bank"
+        );
+        assert!(
+            groups.len() >= groups_max(largest) as usize && groups.len() <= usize::from(u16::MAX),
+            "room for all groups"
+        );
+        assert!(
+            !reads.is_empty() && reads.len() <= usize::from(u8::MAX),
+            "reads are numbered by bytes"
+        );
+        assert!(
+            slots.len() >= slots_least(largest) as usize,
+            "too few slots for a group"
+        );
+        homes.fill(Home::default());
+        reads.fill(Read::default());
+        let listed = slots.len() as u32;
+        let mut decay = [0.0; AGES];
+        let mut factor = 1.0;
+        for entry in &mut decay {
+            *entry = factor;
+            factor *= 1.0 - RHO;
+        }
+        Self {
+            banks,
+            homes,
+            stats,
+            queue: Queue::new(slots),
+            items,
+            sorted,
+            groups,
+            reads,
+            foreseen,
+            policy,
+            reach,
+            counters: Counters::default(),
+            decay,
+            clock: 0,
+            tokens: 1,
+            protected: 0,
+            listed,
+            coming: 0,
+            fault: None,
+            bank: None,
+            grouping: Grouping::Importance,
+            count: 0,
+            group_count: 0,
+            group_size: 1,
+            ended: 0,
+            cursor: 0,
+            ahead_bank: 0,
+            ahead_count: 0,
+            ahead_next: 0,
+            flying: 0,
+            flying_ahead: 0,
+        }
+    }
+
+    /// Totals since the store was made.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Reads in flight.
+    pub fn reads_flying(&self) -> u32 {
+        self.flying
+    }
+
+    /// Whether unit `index` of `bank` is in memory.
+    pub fn resident(&self, bank: u32, index: u32) -> bool {
+        let unit = self.banks[bank as usize].first + index;
+        self.homes[unit as usize].place == Place::Resident
+    }
+
+    /// A pass over `tokens` tokens begins.
+    ///
+    /// # Panics
+    /// While a layer runs.
+    pub fn begin(&mut self, tokens: u32) {
+        assert!(self.bank.is_none(), "layers end before the next pass");
+        self.clock = self.clock.saturating_add(tokens);
+        self.tokens = tokens;
+    }
+
+    /// A layer has chosen. Its groups follow by [`poll_group`](Self::poll_group).
+    ///
+    /// # Panics
+    /// While another layer runs.
+    pub fn choose(&mut self, choice: Choice<'_>) {
+        assert!(self.bank.is_none(), "one layer at a time");
+        let Bank {
+            first, unit_bytes, ..
+        } = self.banks[choice.bank as usize];
+        self.bank = Some(choice.bank);
+        self.grouping = choice.grouping;
+        if self.ahead_bank == choice.bank {
+            self.forget_ahead();
+        }
+        self.counters.chosen += choice.chosen.len() as u64;
+        self.sort(&choice);
+        self.select(first, choice.select);
+        let size = match choice.grouping {
+            Grouping::Importance => self.count.div_ceil(STAGES).clamp(1, GROUP_MAX),
+            Grouping::Sequence => Grouping::RUN,
+        };
+        self.group_size = size;
+        self.group_count = self.count.div_ceil(size);
+        self.ended = 0;
+        self.cursor = 0;
+        for group in 0..self.group_count {
+            self.groups[group as usize] = Group {
+                first: group * size,
+                end: ((group + 1) * size).min(self.count),
+                ..Group::default()
+            };
+        }
+        // So many may hold their slots that one group's missing units find room beside them and beside
+        // what is on its way.
+        let mut pins = (self.queue.len() as u32).saturating_sub(size + self.coming);
+        for item in 0..self.count {
+            let unit = first + self.items[item as usize].index;
+            let group = item / size;
+            if self.homes[unit as usize].place == Place::Resident {
+                let slot = SlotId(self.homes[unit as usize].slot);
+                self.unlist(slot);
+                if pins == 0 {
+                    self.evict(unit, unit_bytes);
+                    self.list(slot, Worth::EMPTY);
+                } else {
+                    pins -= 1;
+                }
+            }
+            let home = &mut self.homes[unit as usize];
+            home.wanted = true;
+            home.group = group as u16;
+            home.attempts = 0;
+            home.hit = home.place == Place::Resident;
+            if home.hit {
+                self.counters.hits += 1;
+            } else {
+                self.groups[group as usize].missing += 1;
+                self.counters.bytes_missed += u64::from(unit_bytes);
+                self.counters.late += u64::from(home.place == Place::Filling);
+            }
+        }
+        self.pass_by(choice.bank, choice.scores);
+    }
+
+    /// Puts the choice into `items`, most important first where groups go by it.
+    fn sort(&mut self, choice: &Choice<'_>) {
+        let Choice { chosen, bank, .. } = *choice;
+        let units = self.banks[bank as usize].count;
+        self.count = chosen.len() as u32;
+        let mut before = None;
+        for chosen in chosen {
+            assert!(
+                before < Some(chosen.index) && chosen.index < units,
+                "units are chosen in order, each once"
+            );
+            before = Some(chosen.index);
+        }
+        let item = |chosen: &Chosen| Item {
+            index: chosen.index,
+            slot: SlotId::NONE,
+            importance: chosen.importance,
+            share: chosen.share,
+        };
+        if choice.grouping == Grouping::Sequence {
+            for (place, chosen) in self.items.iter_mut().zip(chosen) {
+                *place = item(chosen);
+            }
+            return;
+        }
+        // A counting sort by eighths of an octave below the largest: exact enough for an order, the
+        // same on every machine, and linear. The bits of floats that aren't negative are in order.
+        let key = |importance: f32| importance.max(0.0).to_bits() >> 20;
+        let most = chosen.iter().map(|c| key(c.importance)).max().unwrap_or(0);
+        let place = |importance: f32| (most - key(importance)).min(255) as usize;
+        let mut starts = [0u32; 257];
+        for chosen in chosen {
+            starts[place(chosen.importance) + 1] += 1;
+        }
+        for bucket in 0..256 {
+            starts[bucket + 1] += starts[bucket];
+        }
+        for chosen in chosen {
+            let start = &mut starts[place(chosen.importance)];
+            self.items[*start as usize] = item(chosen);
+            *start += 1;
+        }
+    }
+
+    /// Leaves out what isn't to be used.
+    fn select(&mut self, first: u32, select: Select) {
+        let Select::Top(share) = select else { return };
+        let top = (self.count as f32 * share.clamp(0.0, 1.0)) as u32;
+        let mut kept = 0;
+        for item in 0..self.count {
+            let entry = self.items[item as usize];
+            let home = &self.homes[(first + entry.index) as usize];
+            if item < top || home.place != Place::Absent {
+                self.sorted[kept as usize] = entry;
+                kept += 1;
+            }
+        }
+        self.counters.skipped += u64::from(self.count - kept);
+        self.items[..kept as usize].copy_from_slice(&self.sorted[..kept as usize]);
+        self.count = kept;
+    }
+
+    /// Ranks the units of a bank that its layer did not choose.
+    fn pass_by(&mut self, bank: u32, scores: Option<&[f32]>) {
+        let all_fit = self.queue.len() >= self.homes.len();
+        let rerank = self.policy.reranks() && !all_fit;
+        let Bank {
+            first,
+            count,
+            unit_bytes,
+            ..
+        } = self.banks[bank as usize];
+        for index in 0..count {
+            let unit = first + index;
+            let home = self.homes[unit as usize];
+            if home.place != Place::Resident || home.wanted || !(rerank || home.foreseen) {
+                continue;
+            }
+            if home.foreseen {
+                self.homes[unit as usize].foreseen = false;
+                self.counters.bytes_redundant += u64::from(unit_bytes);
+            }
+            let score = scores.map_or(f32::NAN, |scores| scores[index as usize]);
+            let worth = self.worth(unit, score, Cause::Passed);
+            let slot = SlotId(home.slot);
+            if self.queue.worth(slot) != Some(worth) {
+                self.unlist(slot);
+                self.list(slot, worth);
+            }
+        }
+    }
+
+    /// What the policy says of `unit`.
+    pub(super) fn worth(&mut self, unit: u32, score: f32, cause: Cause) -> Worth {
+        let Some(stat) = self.stats.get(unit as usize) else {
+            return UNCOUNTED;
+        };
+        let age = match stat.used {
+            0 => u32::MAX,
+            used => self.clock - used,
+        };
+        let since = if stat.used == 0 { 0 } else { age };
+        let seen = Seen {
+            unit,
+            frequency: from_fixed(stat.frequency) * self.decay[(since as usize).min(AGES - 1)],
+            age,
+            score,
+            prior: from_fixed(stat.prior),
+            next: u32::MAX,
+        };
+        let worth = self.policy.worth(&seen, cause);
+        Worth(worth.0.max(Worth::LEAST.0))
+    }
+
+    /// Units of a layer to come, likeliest first; replaces what earlier stages foresaw and no read
+    /// was started for. More than the table holds are left out.
+    pub fn foresee(&mut self, bank: u32, units: impl Iterator<Item = Foreseen>) {
+        self.forget_ahead();
+        self.ahead_bank = bank;
+        if !self.policy.speculates() {
+            return;
+        }
+        let first = self.banks[bank as usize].first;
+        for (place, unit) in self.foreseen.iter_mut().zip(units) {
+            *place = unit;
+            self.homes[(first + unit.index) as usize].named = true;
+            self.ahead_count += 1;
+        }
+    }
+
+    fn forget_ahead(&mut self) {
+        if self.ahead_count > 0 {
+            let first = self.banks[self.ahead_bank as usize].first;
+            for unit in &self.foreseen[..self.ahead_count as usize] {
+                self.homes[(first + unit.index) as usize].named = false;
+            }
+        }
+        self.ahead_next = 0;
+        self.ahead_count = 0;
+    }
+
+    /// The next read to start, if one is wanted and may be.
+    pub fn poll_read(&mut self) -> Option<ReadRequest> {
+        self.next_read()
+    }
+
+    /// A read has ended. `deliver` copies a unit and says whether its checksum holds.
+    ///
+    /// # Panics
+    /// If the read isn't in flight.
+    pub fn read_ended(
+        &mut self,
+        read: ReadId,
+        outcome: ReadOutcome,
+        mut deliver: impl FnMut(Delivery) -> bool,
+    ) {
+        let Read {
+            bank,
+            first,
+            count,
+            offset,
+            bytes,
+            flying,
+            speculative,
+        } = self.reads[usize::from(read.0)];
+        assert!(flying, "only a read in flight ends");
+        self.reads[usize::from(read.0)].flying = false;
+        self.flying -= 1;
+        self.flying_ahead -= u32::from(speculative);
+        let filled = outcome == ReadOutcome::Filled;
+        if filled {
+            self.counters.bytes_read += u64::from(bytes);
+        } else {
+            self.counters.failed += 1;
+        }
+        let Bank {
+            offset: bank_offset,
+            unit_bytes,
+            first: bank_first,
+            ..
+        } = self.banks[bank as usize];
+        for index in first..first + count {
+            let unit = bank_first + index;
+            let home = self.homes[unit as usize];
+            if home.place != Place::Filling || u16::from(home.read) != read.0 {
+                continue;
+            }
+            self.coming -= u32::from(home.foreseen);
+            let slot = SlotId(home.slot);
+            let delivery = Delivery {
+                bank,
+                index,
+                skew: (bank_offset + u64::from(index) * u64::from(unit_bytes) - offset) as u32,
+                bytes: unit_bytes,
+                slot,
+            };
+            if filled && deliver(delivery) {
+                self.arrived(unit, home);
+            } else {
+                self.counters.corrupt += u64::from(filled);
+                self.lost(bank, index, slot);
+            }
+        }
+    }
+
+    fn arrived(&mut self, unit: u32, home: Home) {
+        self.homes[unit as usize].place = Place::Resident;
+        if home.wanted {
+            self.groups[usize::from(home.group)].missing -= 1;
+        } else {
+            self.list(SlotId(home.slot), Worth(home.group as u8));
+        }
+    }
+
+    fn lost(&mut self, bank: u32, index: u32, slot: SlotId) {
+        let unit = self.banks[bank as usize].first + index;
+        self.queue.set_piece(slot, None);
+        self.list(slot, Worth::EMPTY);
+        let home = &mut self.homes[unit as usize];
+        home.place = Place::Absent;
+        home.foreseen = false;
+        home.slot = SlotId::NONE.0;
+        if home.wanted {
+            home.attempts += 1;
+            if home.attempts >= ATTEMPTS_MAX {
+                self.fault = Some(Fault { bank, index });
+            }
+            self.cursor = 0;
+        }
+    }
+
+    /// The next group that is ready, as a number and a range of [`items`](Self::items).
+    pub fn poll_group(&mut self) -> Option<u32> {
+        let range = match self.grouping {
+            Grouping::Importance => 0..self.group_count,
+            Grouping::Sequence => self.ended..self.group_count.min(self.ended + 1),
+        };
+        for number in range {
+            let group = &mut self.groups[number as usize];
+            if group.missing > 0 || group.started {
+                continue;
+            }
+            group.started = true;
+            let bank = self.bank.expect("groups belong to a layer");
+            let first = self.banks[bank as usize].first;
+            for item in &mut self.items[group.first as usize..group.end as usize] {
+                item.slot = SlotId(self.homes[(first + item.index) as usize].slot);
+            }
+            return Some(number);
+        }
+        None
+    }
+
+    /// Groups of the running layer.
+    pub fn group_count(&self) -> u32 {
+        self.group_count
+    }
+
+    /// Units of a group, in the order in which their results are added.
+    pub fn items(&self, group: u32) -> &[Item] {
+        let group = &self.groups[group as usize];
+        &self.items[group.first as usize..group.end as usize]
+    }
+
+    /// A group has been computed; its units may go.
+    ///
+    /// # Panics
+    /// If it wasn't started.
+    pub fn group_ended(&mut self, number: u32) {
+        let Group {
+            first,
+            end,
+            started,
+            ended,
+            ..
+        } = self.groups[number as usize];
+        assert!(started && !ended, "only a started group ends");
+        self.groups[number as usize].ended = true;
+        self.ended += 1;
+        for item in first..end {
+            self.release(item);
+        }
+    }
+
+    /// Lists an item's unit again.
+    fn release(&mut self, item: u32) {
+        let bank = self.bank.expect("items belong to a layer");
+        let Item { index, share, .. } = self.items[item as usize];
+        let unit = self.banks[bank as usize].first + index;
+        let home = &mut self.homes[unit as usize];
+        let Home {
+            slot,
+            hit,
+            foreseen,
+            ..
+        } = *home;
+        home.wanted = false;
+        home.foreseen = false;
+        self.counters.foreseen_used += u64::from(foreseen);
+        if let Some(stat) = self.stats.get_mut(unit as usize) {
+            let since = match stat.used {
+                0 => self.tokens,
+                used => self.clock - used,
+            };
+            let old = from_fixed(stat.frequency) * self.decay[(since as usize).min(AGES - 1)];
+            let weight = 1.0 - self.decay[(self.tokens as usize).min(AGES - 1)];
+            stat.frequency = to_fixed(old + share * weight);
+            if share > 0.0 {
+                stat.used = self.clock;
+            }
+        }
+        let worth = self.worth(unit, f32::NAN, Cause::Used { hit });
+        self.list(SlotId(slot), worth);
+    }
+
+    /// Whether every group of the running layer has ended.
+    pub fn settled(&self) -> bool {
+        self.bank.is_some() && self.ended == self.group_count
+    }
+
+    /// The layer is done.
+    ///
+    /// # Panics
+    /// If it isn't [`settled`](Self::settled).
+    pub fn finish(&mut self) {
+        assert!(self.settled(), "a layer ends with its last group");
+        self.bank = None;
+        self.count = 0;
+        self.cursor = 0;
+        self.group_count = 0;
+    }
+
+    /// Why the running layer can't go on, once a unit that it waits for can't be read.
+    pub fn fault(&self) -> Option<Fault> {
+        self.fault
+    }
+
+    /// Gives up the running layer, if there is one, and all that was foreseen. No group may be being
+    /// computed. Reads in flight still end.
+    pub fn abandon(&mut self) {
+        self.forget_ahead();
+        self.fault = None;
+        if let Some(bank) = self.bank {
+            let first = self.banks[bank as usize].first;
+            for group in 0..self.group_count as usize {
+                let Group {
+                    first: from,
+                    end,
+                    ended,
+                    ..
+                } = self.groups[group];
+                for item in from..if ended { from } else { end } {
+                    let unit = first + self.items[item as usize].index;
+                    let home = &mut self.homes[unit as usize];
+                    home.wanted = false;
+                    home.group = u16::from(Worth::LEAST.0);
+                    if home.place == Place::Resident {
+                        let slot = SlotId(home.slot);
+                        self.list(slot, Worth::LEAST);
+                    }
+                }
+            }
+        }
+        self.ended = self.group_count;
+        if self.bank.is_some() {
+            self.finish();
+        }
+    }
+
+    /// Lists a slot, and keeps a capped worth to its cap.
+    pub(super) fn list(&mut self, slot: SlotId, worth: Worth) {
+        self.queue.push(slot, worth);
+        self.listed += 1;
+        let Some(segment) = self.policy.segment() else {
+            return;
+        };
+        if worth != segment.worth {
+            return;
+        }
+        self.protected += 1;
+        if self.protected > segment.units_max {
+            let oldest = self.queue.first(worth).expect("it was just listed");
+            self.unlist(oldest);
+            self.queue.push(oldest, segment.below);
+            self.listed += 1;
+        }
+    }
+
+    pub(super) fn unlist(&mut self, slot: SlotId) {
+        if let Some(segment) = self.policy.segment() {
+            self.protected -= u32::from(self.queue.worth(slot) == Some(segment.worth));
+        }
+        self.queue.remove(slot);
+        self.listed -= 1;
+    }
+
+    /// Forgets that `unit` is in memory. Its slot is in no list.
+    pub(super) fn evict(&mut self, unit: u32, unit_bytes: u32) {
+        let home = &mut self.homes[unit as usize];
+        if home.foreseen {
+            self.counters.bytes_redundant += u64::from(unit_bytes);
+        }
+        self.queue.set_piece(SlotId(home.slot), None);
+        *home = Home::default();
+    }
+
+    /// Gives `slot`, which is in no list, to `unit` of the running read.
+    pub(super) fn fill(&mut self, unit: u32, slot: SlotId, read: ReadId) {
+        self.queue.set_piece(slot, Some(PieceId(unit)));
+        let home = &mut self.homes[unit as usize];
+        home.slot = slot.0;
+        home.read = read.0 as u8;
+        home.place = Place::Filling;
+    }
+}

@@ -1,0 +1,179 @@
+//! The store's memory, lent in its constructor.
+
+use crate::stream::tables::Slot;
+use crate::units::{FileId, SlotId};
+
+/// Units of one size, one after the other on flash: a layer's neurons, or the rows of the head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bank {
+    /// Which file of the model.
+    pub file: FileId,
+    /// First byte of the first unit.
+    pub offset: u64,
+    /// Bytes of a unit.
+    pub unit_bytes: u32,
+    /// Number of the first unit, counted over all banks.
+    pub first: u32,
+    /// Units.
+    pub count: u32,
+}
+
+/// Everything the store needs, by table.
+pub struct Tables<'m> {
+    /// In the order in which a pass comes by them; their units are numbered without gaps.
+    pub banks: &'m [Bank],
+    /// One a unit.
+    pub homes: &'m mut [Home],
+    /// One for each unit of the first banks: those whose use is counted. Units behind them are kept
+    /// by recency alone. What is in it is kept: [`Stat::new`] takes the calibrated prior.
+    pub stats: &'m mut [Stat],
+    /// One a slot.
+    pub slots: &'m mut [Slot],
+    /// As many as the largest bank has units.
+    pub items: &'m mut [Item],
+    /// As many again, to sort in.
+    pub sorted: &'m mut [Item],
+    /// As [`groups_max`](super::store::groups_max) says for the largest bank.
+    pub groups: &'m mut [Group],
+    /// As many as may be in flight at once, 255 at most; each has a staging slot.
+    pub reads: &'m mut [Read],
+    /// As many as one stage may foresee.
+    pub foreseen: &'m mut [Foreseen],
+}
+
+/// Where a unit stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Place {
+    /// Not in memory.
+    #[default]
+    Absent,
+    /// A read is bringing it to its slot.
+    Filling,
+    /// In its slot.
+    Resident,
+}
+
+/// What the store remembers of every unit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Home {
+    pub(super) slot: u32,
+    /// While wanted: its group. While foreseen and not wanted: its worth.
+    pub(super) group: u16,
+    pub(super) read: u8,
+    pub(super) place: Place,
+    /// The layer that runs has chosen it and hasn't used it yet.
+    pub(super) wanted: bool,
+    /// It was read on speculation and hasn't been used.
+    pub(super) foreseen: bool,
+    /// A stage foresees it, and no read was started for it.
+    pub(super) named: bool,
+    /// It was resident when it was chosen.
+    pub(super) hit: bool,
+    pub(super) attempts: u8,
+}
+
+const _: () = assert!(size_of::<Home>() <= 16, "there is one for every unit");
+
+impl Default for Home {
+    fn default() -> Self {
+        Self {
+            slot: SlotId::NONE.0,
+            group: 0,
+            read: 0,
+            place: Place::Absent,
+            wanted: false,
+            foreseen: false,
+            named: false,
+            hit: false,
+            attempts: 0,
+        }
+    }
+}
+
+/// How often a unit is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stat {
+    /// The token that used it last; 0: none.
+    pub(super) used: u32,
+    /// Decayed share of tokens at that time, in 65535ths.
+    pub(super) frequency: u16,
+    pub(super) prior: u16,
+}
+
+impl Stat {
+    /// A unit that `prior` of the calibration's tokens used (0 to 1).
+    pub fn new(prior: f32) -> Self {
+        let prior = to_fixed(prior);
+        Self {
+            used: 0,
+            frequency: prior,
+            prior,
+        }
+    }
+}
+
+/// A share as 65535ths.
+pub(super) fn to_fixed(share: f32) -> u16 {
+    // The cast saturates, and makes 0 of NaN.
+    (share * 65535.0 + 0.5) as u16
+}
+
+/// 65535ths as a share.
+pub(super) fn from_fixed(fixed: u16) -> f32 {
+    f32::from(fixed) * (1.0 / 65535.0)
+}
+
+/// A unit that the running layer uses.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Item {
+    /// Which unit of its bank.
+    pub index: u32,
+    /// Where it is; valid from the start of its group on.
+    pub slot: SlotId,
+    pub(super) importance: f32,
+    pub(super) share: f32,
+}
+
+impl Default for Item {
+    fn default() -> Self {
+        Self {
+            index: 0,
+            slot: SlotId::NONE,
+            importance: 0.0,
+            share: 0.0,
+        }
+    }
+}
+
+/// Items that are computed together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Group {
+    pub(super) first: u32,
+    pub(super) end: u32,
+    pub(super) missing: u32,
+    pub(super) started: bool,
+    pub(super) ended: bool,
+}
+
+/// A read that may be in flight.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Read {
+    pub(super) bank: u32,
+    /// Units `first .. first + count` of the bank lie wholly within it.
+    pub(super) first: u32,
+    pub(super) count: u32,
+    /// Where in the file it begins.
+    pub(super) offset: u64,
+    pub(super) bytes: u32,
+    pub(super) flying: bool,
+    pub(super) speculative: bool,
+}
+
+/// A unit that a stage foresees.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Foreseen {
+    /// Which unit of its bank.
+    pub index: u32,
+    /// The stage's estimate of the gate, as [`Seen::score`](super::retain::Seen::score).
+    pub score: f32,
+}
