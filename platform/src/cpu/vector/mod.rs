@@ -90,7 +90,7 @@ macro_rules! multiversion {
                     $crate::cpu::Isa::Avx512 => unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     #[cfg(target_arch = "x86_64")]
-                    $crate::cpu::Isa::Avx2 => unsafe { avx2($($arg),*) },
+                    $crate::cpu::Isa::Avx2 | $crate::cpu::Isa::AvxVnni => unsafe { avx2($($arg),*) },
                     #[cfg(target_arch = "aarch64")]
                     $crate::cpu::Isa::Neon
                     | $crate::cpu::Isa::NeonDot
