@@ -26,6 +26,7 @@ mod neon;
 pub mod scalar;
 mod scales;
 mod types;
+pub mod units;
 pub mod vector;
 
 pub use error::IsaError;
