@@ -66,19 +66,19 @@ fn the_reference_agrees_with_llama_cpp() {
 }
 
 /// What llama.cpp's own rounding of activations may come to, as a relative distance of logits from
-/// exact ones: about a third above what was measured. A mistake in the model goes past it: planted
+/// exact ones: a third to a half above what was measured. A mistake in the model goes past it: planted
 /// ones (a window or the global layer off by one, rotary pairs swapped, scaling factors inverted)
-/// made 0.3 to 0.9, 0.05 for 0.044715 in GELU made 2e-3.
+/// made 0.03 to 0.3, 0.05 for 0.044715 in GELU made 8e-4.
 fn llama_cpp_rounding(case: &Case) -> f64 {
     match case.spec.ty {
         // GELU comes from a table of halves.
-        QuantType::F32 if case.spec.arch == Arch::Gemma3 => 5e-4,
-        QuantType::F32 => 1e-6,
-        QuantType::F16 => 1e-3,
-        QuantType::BF16 => 7e-3,
+        QuantType::F32 if case.spec.arch == Arch::Gemma3 => 3e-4,
+        QuantType::F32 => 3e-7,
+        QuantType::F16 => 4e-4,
+        QuantType::BF16 => 3.5e-3,
         // 8 bits with a scale per 32.
-        ty if ty.block_len() == 32 => 2.7e-2,
+        ty if ty.block_len() == 32 => 1.2e-2,
         // 8 bits with a scale per 256.
-        _ => 4.6e-2,
+        _ => 2e-2,
     }
 }

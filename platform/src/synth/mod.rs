@@ -1,6 +1,9 @@
 //! Models of any shape and format, made up from a seed: for tests that need no download and for
 //! benchmarks of shapes that nobody has to publish. The weights mean nothing, but they are scaled
-//! as a trained model's are, so activations stay in range and every kernel works as it would.
+//! as training starts from: rows have unit length, embeddings enter the residual stream with a
+//! deviation of 1, and what the layers add to it is scaled by `1 / sqrt(2 * layers)` (GPT-2's
+//! initialisation), so that all of them together add as much again. Activations stay in range, and
+//! rounding them costs the logits what it costs those of a real model.
 //!
 //! The file depends on the [`Spec`] alone: random bits come from integers, and floating point is
 //! held to operations that IEEE 754 rounds the same everywhere.
@@ -271,8 +274,14 @@ impl Spec {
             return Err(SynthError::Shape("heads times values per head pass 2^32"));
         };
         let gemma = self.arch == Arch::Gemma3;
+        // Two parts of each layer add to the stream, behind a norm in Gemma 3.
+        let part = 1.0 / (2.0 * self.layers as f32).sqrt();
+        let (added, post) = if gemma { (1.0, part) } else { (part, 1.0) };
+        let unit = |cols: u32| 1.0 / (cols as f32).sqrt();
+        // Gemma 3 multiplies embeddings by sqrt(d).
+        let embedded = if gemma { unit(d) } else { 1.0 };
         let mut list = List(Vec::new());
-        list.matrix("token_embd.weight", self.embed_ty, d, self.vocab)?;
+        list.matrix("token_embd.weight", self.embed_ty, d, self.vocab, embedded)?;
         if let Some(RopeScaling::Llama3 {
             factor,
             original_ctx,
@@ -291,31 +300,45 @@ impl Spec {
         let all_biased = self.bias && self.arch == Arch::Llama;
         for layer in 0..self.layers {
             let name = |part: &str| format!("blk.{layer}.{part}");
-            list.vector(name("attn_norm.weight"), Fill::Norm, d);
-            list.linear(name("attn_q"), self.ty, d, q, self.bias)?;
-            list.linear(name("attn_k"), self.ty, d, kv, self.bias)?;
-            list.linear(name("attn_v"), self.ty, d, kv, self.bias)?;
+            list.vector(name("attn_norm.weight"), Fill::Norm(1.0), d);
+            list.linear(name("attn_q"), self.ty, d, q, unit(d), self.bias)?;
+            list.linear(name("attn_k"), self.ty, d, kv, unit(d), self.bias)?;
+            list.linear(name("attn_v"), self.ty, d, kv, unit(d), self.bias)?;
             if gemma {
-                list.vector(name("attn_q_norm.weight"), Fill::Norm, self.head_dim);
-                list.vector(name("attn_k_norm.weight"), Fill::Norm, self.head_dim);
+                list.vector(name("attn_q_norm.weight"), Fill::Norm(1.0), self.head_dim);
+                list.vector(name("attn_k_norm.weight"), Fill::Norm(1.0), self.head_dim);
             }
-            list.linear(name("attn_output"), self.ty, q, d, all_biased)?;
+            list.linear(
+                name("attn_output"),
+                self.ty,
+                q,
+                d,
+                added * unit(q),
+                all_biased,
+            )?;
             if gemma {
-                list.vector(name("post_attention_norm.weight"), Fill::Norm, d);
+                list.vector(name("post_attention_norm.weight"), Fill::Norm(post), d);
             }
-            list.vector(name("ffn_norm.weight"), Fill::Norm, d);
+            list.vector(name("ffn_norm.weight"), Fill::Norm(1.0), d);
             if self.arch != Arch::Arcee {
-                list.linear(name("ffn_gate"), self.ty, d, ff, all_biased)?;
+                list.linear(name("ffn_gate"), self.ty, d, ff, unit(d), all_biased)?;
             }
-            list.linear(name("ffn_up"), self.ty, d, ff, all_biased)?;
-            list.linear(name("ffn_down"), self.down_ty, ff, d, all_biased)?;
+            list.linear(name("ffn_up"), self.ty, d, ff, unit(d), all_biased)?;
+            list.linear(
+                name("ffn_down"),
+                self.down_ty,
+                ff,
+                d,
+                added * unit(ff),
+                all_biased,
+            )?;
             if gemma {
-                list.vector(name("post_ffw_norm.weight"), Fill::Norm, d);
+                list.vector(name("post_ffw_norm.weight"), Fill::Norm(post), d);
             }
         }
-        list.vector("output_norm.weight".to_owned(), Fill::Norm, d);
+        list.vector("output_norm.weight".to_owned(), Fill::Norm(1.0), d);
         if !self.tied {
-            list.matrix("output.weight", self.embed_ty, d, self.vocab)?;
+            list.matrix("output.weight", self.embed_ty, d, self.vocab, unit(d))?;
         }
         Ok(list.0)
     }
@@ -330,8 +353,7 @@ impl Spec {
     ) -> Result<(), WriteError> {
         let mut rng = Rng::new(self.seed, &tensor.name);
         match tensor.kind {
-            Fill::Matrix => {
-                let std = 1.0 / (tensor.dims[0] as f32).sqrt();
+            Fill::Matrix(std) => {
                 let mut blocks = blocks::Source::new(tensor.ty, std, rng);
                 let block = tensor.ty.block_bytes();
                 let row = tensor.dims[0] as usize / tensor.ty.block_len() * block;
@@ -345,9 +367,9 @@ impl Spec {
                 }
                 Ok(())
             }
-            Fill::Norm => write_floats(
+            Fill::Norm(size) => write_floats(
                 writer,
-                (0..tensor.dims[0]).map(|_| 1.0 + 0.1 * rng.normal()),
+                (0..tensor.dims[0]).map(|_| size * (1.0 + 0.1 * rng.normal())),
             ),
             Fill::Bias => write_floats(writer, (0..tensor.dims[0]).map(|_| 0.3 * rng.normal())),
             Fill::RopeFactors(factor, original_ctx) => {
@@ -367,8 +389,10 @@ struct Tensor {
 
 #[derive(Clone, Copy)]
 enum Fill {
-    Matrix,
-    Norm,
+    /// Values that spread by this.
+    Matrix(f32),
+    /// Values about this.
+    Norm(f32),
     Bias,
     RopeFactors(f32, u32),
 }
@@ -382,6 +406,7 @@ impl List {
         ty: QuantType,
         cols: u32,
         rows: u32,
+        std: f32,
     ) -> Result<(), SynthError> {
         let name = name.into();
         if cols == 0 || rows == 0 {
@@ -395,7 +420,7 @@ impl List {
             name,
             ty,
             dims,
-            kind: Fill::Matrix,
+            kind: Fill::Matrix(std),
         });
         Ok(())
     }
@@ -407,9 +432,10 @@ impl List {
         ty: QuantType,
         cols: u32,
         rows: u32,
+        std: f32,
         bias: bool,
     ) -> Result<(), SynthError> {
-        self.matrix(format!("{name}.weight"), ty, cols, rows)?;
+        self.matrix(format!("{name}.weight"), ty, cols, rows, std)?;
         if bias {
             self.vector(format!("{name}.bias"), Fill::Bias, rows);
         }
