@@ -119,6 +119,12 @@ fn read_all(
             } else {
                 assert_eq!(arena.lease(slot), Lease::Free, "a failed read's slot");
             }
+            let reason = backend.reason(&extents[index]);
+            assert_eq!(
+                reason.is_some(),
+                outcome == ReadOutcome::Failed,
+                "{reason:?}"
+            );
         }
         if flying.iter().any(Option::is_some) {
             backend.wait(1_000_000);
@@ -280,7 +286,7 @@ fn what_is_not_in_the_file_fails_with_a_reason() {
             let good = extent(8192, 1808u32.next_multiple_of(source.align()));
             let outcomes = read_all(&mut backend, &arena, &[bad, good], |_, _| {});
             assert_eq!(outcomes, [ReadOutcome::Failed, ReadOutcome::Filled]);
-            let error = backend.last_error().unwrap();
+            let error = backend.reason(&bad).unwrap();
             assert_eq!((error.offset, error.len), (bad.offset, bad.len));
             assert_eq!(error.cause, Cause::PastEnd { file_len: 10_000 });
             let said = backend.explain(&error);
@@ -310,7 +316,7 @@ fn a_file_cut_while_in_use_fails() {
             let outcomes = read_all(&mut backend, &arena, &all, |_, _| {});
             let (ok, no) = (ReadOutcome::Filled, ReadOutcome::Failed);
             assert_eq!(outcomes, [ok, no, no], "{kind:?} {direct:?}");
-            let cause = backend.last_error().unwrap().cause;
+            let cause = backend.reason(&all[2]).unwrap().cause;
             assert!(matches!(cause, Cause::Truncated { .. }), "{cause:?}");
         }
     }
@@ -346,13 +352,37 @@ fn injected_outcomes_are_the_same_each_time_and_tell_why() {
             assert!(count(ReadOutcome::Failed) > 1 && count(ReadOutcome::Corrupt) > 1);
             assert!(!flipped.is_empty());
             assert_eq!(outcomes[41], ReadOutcome::Failed);
-            assert_eq!(backend.last_error().unwrap().cause, Cause::Injected);
             let now = (outcomes, flipped);
             assert_eq!(
                 *first.get_or_insert_with(|| now.clone()),
                 now,
                 "{kind:?} {depth}"
             );
+        }
+    }
+}
+
+#[test]
+fn each_of_many_failed_reads_has_its_own_reason() {
+    let file = TempFile::new(&dirs()[0], "reasons", 4 * SLOT);
+    for kind in kinds() {
+        let source = Arc::new(Source::open(&[&file.0], Direct::Auto).unwrap());
+        let options = Options {
+            kind,
+            depth: 4,
+            faults: Some(FaultPlan::parse("fail=100%").unwrap()),
+            ..Options::default()
+        };
+        let (mut backend, arena) = open(&source, &options);
+        let mut all = extents(&source);
+        // Not in the file: this one fails beneath the injector, and first.
+        all[0].offset = 1 << 40;
+        read_all(&mut backend, &arena, &all, |_, _| {});
+        let cause = |extent| backend.reason(extent).unwrap().cause;
+        let file_len = 4 * SLOT as u64;
+        assert_eq!(cause(&all[0]), Cause::PastEnd { file_len });
+        for extent in &all[1..] {
+            assert_eq!(cause(extent), Cause::Injected);
         }
     }
 }

@@ -24,6 +24,7 @@ use leanstream_core::port::{Geometry, ReadCommand, ReadOutcome, Storage};
 use leanstream_core::units::{Extent, ReadId, SlotId};
 
 use super::hold::{Clock, Holds, Monotonic};
+use super::reasons::Reasons;
 use super::report::{Cause, ReadError};
 use crate::arena::Arena;
 
@@ -215,7 +216,7 @@ pub struct Fault<S, C = Monotonic> {
     holds: Holds,
     marked: Vec<Marked>,
     started: u64,
-    last_error: Option<ReadError>,
+    reasons: Reasons,
 }
 
 impl<S: Storage, C: Clock> Fault<S, C> {
@@ -230,7 +231,7 @@ impl<S: Storage, C: Clock> Fault<S, C> {
             plan,
             clock,
             started: 0,
-            last_error: None,
+            reasons: Reasons::new(reads_max),
         }
     }
 
@@ -239,9 +240,9 @@ impl<S: Storage, C: Clock> Fault<S, C> {
         &self.inner
     }
 
-    /// The last failed read, if it was made to fail here.
-    pub fn last_error(&self) -> Option<ReadError> {
-        self.last_error
+    /// Why the latest read of `extent` failed, if it was made to fail here.
+    pub(super) fn reason(&self, extent: &Extent) -> Option<ReadError> {
+        self.reasons.of(extent)
     }
 
     /// Do to an ended read what the plan says.
@@ -251,19 +252,19 @@ impl<S: Storage, C: Clock> Fault<S, C> {
             .marked
             .swap_remove(index.expect("only started reads end"));
         if outcome != ReadOutcome::Filled {
-            // The reason beneath is the newer one.
-            self.last_error = None;
+            // The reason is kept beneath.
             return outcome;
         }
         match self.plan.outcome(marked.ordinal) {
             ReadFault::None => ReadOutcome::Filled,
             ReadFault::Fail => {
-                self.last_error = Some(ReadError {
+                let error = ReadError {
                     file: marked.extent.file,
                     offset: marked.extent.offset,
                     len: marked.extent.len,
                     cause: Cause::Injected,
-                });
+                };
+                self.reasons.keep(read, error);
                 self.arena.release(marked.slot);
                 ReadOutcome::Failed
             }
@@ -300,6 +301,7 @@ impl<S: Storage, C: Clock> Storage for Fault<S, C> {
         } else {
             0
         };
+        self.reasons.forget(command.read);
         self.holds.started(command.read, due);
         self.marked.push(Marked {
             read: command.read,

@@ -9,12 +9,13 @@
 //! - [`uring`], [`pread`]: the two ways to the kernel.
 //! - [`throttle`], [`fault`]: middleware over any storage, for trials and tests.
 //! - [`probe`]: how fast is this device?
-//! - `report`: errors, notices and counters, as values.
+//! - `report`: errors, notices and counters, as values; `reasons`: which read failed why.
 
 pub mod fault;
 mod hold;
 pub mod pread;
 pub mod probe;
+mod reasons;
 mod report;
 mod source;
 pub mod throttle;
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI32;
 
 use leanstream_core::port::{Geometry, ReadCommand, ReadOutcome, Storage};
-use leanstream_core::units::ReadId;
+use leanstream_core::units::{Extent, ReadId};
 
 use crate::arena::Arena;
 use fault::{Fault, FaultPlan};
@@ -233,15 +234,15 @@ impl Backend {
         Some(Notice::BufferedAtRead { file, errno })
     }
 
-    /// Why the last failed read failed.
-    pub fn last_error(&self) -> Option<ReadError> {
+    /// Why the latest read of `extent` failed, if it did. Known until its [`ReadId`] is used again.
+    pub fn reason(&self, extent: &Extent) -> Option<ReadError> {
         let injected = match &self.stack {
-            Stack::Faulty(throttle) => throttle.inner().last_error(),
+            Stack::Faulty(throttle) => throttle.inner().reason(extent),
             Stack::Plain(_) | Stack::Throttled(_) => None,
         };
         injected.or_else(|| match self.device() {
-            Device::Uring(device) => device.last_error(),
-            Device::Pread(device) => device.last_error(),
+            Device::Uring(device) => device.reason(extent),
+            Device::Pread(device) => device.reason(extent),
         })
     }
 

@@ -9,9 +9,10 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use leanstream_core::port::{Geometry, ReadCommand, ReadOutcome, Storage};
-use leanstream_core::units::ReadId;
+use leanstream_core::units::{Extent, ReadId};
 
 use super::fault::FaultPlan;
+use super::reasons::Reasons;
 use super::report::{Counters, Errno, OpenError, ReadError, Stats};
 use super::source::Source;
 use super::transfer::{Next, Transfer};
@@ -61,7 +62,7 @@ pub struct Pread {
     geometry: Geometry,
     started: u64,
     in_flight: usize,
-    last_error: Option<ReadError>,
+    reasons: Reasons,
 }
 
 impl Pread {
@@ -100,7 +101,7 @@ impl Pread {
             geometry,
             started: 0,
             in_flight: 0,
-            last_error: None,
+            reasons: Reasons::new(depth),
         };
         // A thread's start allocates; waiting for it here keeps that out of the sealed part.
         let up = Arc::new(std::sync::Barrier::new(2));
@@ -121,9 +122,9 @@ impl Pread {
         Ok(backend)
     }
 
-    /// Why the last failed read failed.
-    pub fn last_error(&self) -> Option<ReadError> {
-        self.last_error
+    /// Why the latest read of `extent` failed.
+    pub(super) fn reason(&self, extent: &Extent) -> Option<ReadError> {
+        self.reasons.of(extent)
     }
 
     /// Totals so far.
@@ -141,7 +142,7 @@ impl Pread {
         match result {
             Ok(()) => (read, ReadOutcome::Filled),
             Err(error) => {
-                self.last_error = Some(error);
+                self.reasons.keep(read, error);
                 (read, ReadOutcome::Failed)
             }
         }
@@ -160,6 +161,7 @@ impl Storage for Pread {
             self.geometry.reads_max
         );
         self.in_flight += 1;
+        self.reasons.forget(command.read);
         let shared = &*self.shared;
         match Transfer::begin(&command, &shared.source, &shared.arena, self.started) {
             Ok(transfer) => {

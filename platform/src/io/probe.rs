@@ -96,16 +96,19 @@ pub fn bandwidth(
     let mut places = Places::new(source, block).ok_or(ProbeError::TooSmall { block })?;
     let mut backend = open(source, options, options.depth, block)?;
     let start = Instant::now();
-    for slot in 0..options.depth {
-        backend.start(command(slot, places.next()));
+    let mut reading: Vec<Extent> = (0..options.depth).map(|_| places.next()).collect();
+    for (slot, extent) in (0..).zip(&reading) {
+        backend.start(command(slot, *extent));
     }
     let (mut bytes, mut in_flight) = (0, options.depth);
     while in_flight > 0 {
         while let Some((read, outcome)) = backend.poll() {
-            check(&backend, outcome)?;
+            let extent = &mut reading[usize::from(read.0)];
+            check(&backend, extent, outcome)?;
             bytes += u64::from(block);
             if start.elapsed() < duration {
-                backend.start(command(read.0, places.next()));
+                *extent = places.next();
+                backend.start(command(read.0, *extent));
             } else {
                 in_flight -= 1;
             }
@@ -133,7 +136,8 @@ pub fn latency(source: &Arc<Source>, options: &Options) -> Result<Latency, Probe
     let mut times = Vec::with_capacity(LATENCY_READS);
     for _ in 0..LATENCY_READS {
         let start = Instant::now();
-        backend.start(command(0, places.jump()));
+        let extent = places.jump();
+        backend.start(command(0, extent));
         let outcome = loop {
             match backend.poll() {
                 Some((_, outcome)) => break outcome,
@@ -141,7 +145,7 @@ pub fn latency(source: &Arc<Source>, options: &Options) -> Result<Latency, Probe
             }
         };
         times.push(start.elapsed());
-        check(&backend, outcome)?;
+        check(&backend, &extent, outcome)?;
     }
     times.sort_unstable();
     Ok(Latency {
@@ -174,12 +178,12 @@ fn command(slot: u16, extent: Extent) -> ReadCommand {
     }
 }
 
-fn check(backend: &Backend, outcome: ReadOutcome) -> Result<(), ProbeError> {
+fn check(backend: &Backend, extent: &Extent, outcome: ReadOutcome) -> Result<(), ProbeError> {
     match outcome {
         ReadOutcome::Filled => Ok(()),
         ReadOutcome::Corrupt => Err(ProbeError::Corrupt),
         ReadOutcome::Failed => {
-            let error = backend.last_error();
+            let error = backend.reason(extent);
             Err(ProbeError::Read(error.expect("a failed read has a reason")))
         }
     }

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use io_uring::types::{Fd, Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use leanstream_core::port::{Geometry, ReadCommand, ReadOutcome, Storage};
-use leanstream_core::units::ReadId;
+use leanstream_core::units::{Extent, ReadId};
 
 use super::fault::FaultPlan;
+use super::reasons::Reasons;
 use super::report::{Counters, Errno, ReadError, Stats};
 use super::source::Source;
 use super::transfer::{Next, Request, Transfer};
@@ -45,7 +46,7 @@ pub struct Uring {
     /// The kernel can end a wait by itself (Linux 5.11).
     timed_waits: bool,
     started: u64,
-    last_error: Option<ReadError>,
+    reasons: Reasons,
 }
 
 impl std::fmt::Debug for Uring {
@@ -113,7 +114,7 @@ impl Uring {
             files_registered,
             timed_waits: ring.params().is_feature_ext_arg(),
             started: 0,
-            last_error: None,
+            reasons: Reasons::new(depth),
             counters: Counters::default(),
             ring,
             arena,
@@ -122,9 +123,9 @@ impl Uring {
         })
     }
 
-    /// Why the last failed read failed.
-    pub fn last_error(&self) -> Option<ReadError> {
-        self.last_error
+    /// Why the latest read of `extent` failed.
+    pub(super) fn reason(&self, extent: &Extent) -> Option<ReadError> {
+        self.reasons.of(extent)
     }
 
     /// Totals so far.
@@ -221,7 +222,7 @@ impl Uring {
                 }
                 Next::Filled => ReadOutcome::Filled,
                 Next::Failed(error) => {
-                    self.last_error = Some(error);
+                    self.reasons.keep(transfer.read, error);
                     ReadOutcome::Failed
                 }
             };
@@ -290,6 +291,7 @@ impl Storage for Uring {
             in_flight < self.flights.len(),
             "more than {in_flight} reads in flight"
         );
+        self.reasons.forget(command.read);
         let begun = Transfer::begin(&command, &self.source, &self.arena, self.started);
         self.started += 1;
         match begun {
@@ -306,7 +308,7 @@ impl Storage for Uring {
 
     fn poll(&mut self) -> Option<(ReadId, ReadOutcome)> {
         if let Some((read, error)) = self.refused.pop_front() {
-            self.last_error = Some(error);
+            self.reasons.keep(read, error);
             return Some((read, ReadOutcome::Failed));
         }
         if let Some(ended) = self.reap() {

@@ -503,7 +503,7 @@ impl<'m> Session<'m> {
                 let extent = self.engine.piece(piece).extent;
                 let storage = self.storage();
                 let reason = storage
-                    .last_error()
+                    .reason(&extent)
                     .map_or_else(String::new, |error| format!(": {error}"));
                 Error::Io {
                     path: self.paths[usize::from(extent.file.0)].clone(),
