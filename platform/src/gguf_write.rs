@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use leanstream_core::gguf::{Element, Value, ValueType};
 
-/// Tensor data starts at multiples of this many bytes: GGUF's default, so no key names it.
+/// Tensor data starts at multiples of this many bytes, unless [`Header::aligned`] says otherwise:
+/// GGUF's default, so no key names it.
 pub const ALIGNMENT: u64 = 32;
 
 /// Bytes gathered before the file is written to.
@@ -55,8 +56,8 @@ impl std::error::Error for WriteError {
 /// The header of a file to be: metadata and the list of tensors, in the order of their data.
 ///
 /// Keys and tensor names must be unique; asking twice is the caller's mistake and panics.
-#[derive(Default)]
 pub struct Header {
+    alignment: u64,
     keys: Vec<Box<str>>,
     metadata: Vec<u8>,
     tensors: Vec<Tensor>,
@@ -71,10 +72,35 @@ struct Tensor {
     bytes: u64,
 }
 
+impl Default for Header {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Header {
     /// An empty header.
     pub fn new() -> Self {
-        Self::default()
+        Self {
+            alignment: ALIGNMENT,
+            keys: Vec::new(),
+            metadata: Vec::new(),
+            tensors: Vec::new(),
+        }
+    }
+
+    /// An empty header of a file whose tensors begin at multiples of `alignment`, which a key tells.
+    ///
+    /// # Panics
+    /// When it isn't a power of two, or so large that it can't be meant.
+    pub fn aligned(alignment: u32) -> Self {
+        assert!(alignment.is_power_of_two() && alignment <= 1 << 20);
+        let mut header = Self {
+            alignment: alignment.into(),
+            ..Self::new()
+        };
+        header.u32("general.alignment", alignment);
+        header
     }
 
     /// Any value, such as one of another file.
@@ -87,6 +113,11 @@ impl Header {
     /// An unsigned number of 32 bits: what counts and ids are.
     pub fn u32(&mut self, key: &str, value: u32) -> &mut Self {
         self.value(key, &Value::U32(value))
+    }
+
+    /// An unsigned number of 64 bits: what byte counts are.
+    pub fn u64(&mut self, key: &str, value: u64) -> &mut Self {
+        self.value(key, &Value::U64(value))
     }
 
     /// A single.
@@ -119,6 +150,20 @@ impl Header {
     pub fn i32s(&mut self, key: &str, values: impl IntoIterator<Item = i32>) -> &mut Self {
         self.array(key, ValueType::I32, values, |to, value| {
             to.extend(value.to_le_bytes())
+        })
+    }
+
+    /// An array of unsigned numbers of 32 bits.
+    pub fn u32s(&mut self, key: &str, values: impl IntoIterator<Item = u32>) -> &mut Self {
+        self.array(key, ValueType::U32, values, |to, value| {
+            to.extend(value.to_le_bytes())
+        })
+    }
+
+    /// An array of truth values.
+    pub fn bools(&mut self, key: &str, values: impl IntoIterator<Item = bool>) -> &mut Self {
+        self.array(key, ValueType::Bool, values, |to, value| {
+            to.push(value.into())
         })
     }
 
@@ -171,7 +216,12 @@ impl Header {
     pub fn data_bytes(&self) -> u64 {
         self.tensors
             .last()
-            .map_or(0, |t| (t.offset + t.bytes).next_multiple_of(ALIGNMENT))
+            .map_or(0, |t| (t.offset + t.bytes).next_multiple_of(self.alignment))
+    }
+
+    /// Bytes that [`Header::create`] takes to compose the header and to gather what is written.
+    pub fn memory_bytes(&self) -> u64 {
+        (2 * self.metadata.len() + 512 * self.tensors.len() + BUFFER) as u64
     }
 
     /// Opens `PATH.tmp`, writes the header and waits for the data.
@@ -195,6 +245,7 @@ impl Header {
             path: path.to_owned(),
             aside,
             file: Some(file),
+            alignment: self.alignment,
             buffer: Vec::with_capacity(BUFFER),
             tensors: self.tensors.iter().map(|t| t.bytes).collect(),
             current: 0,
@@ -224,7 +275,7 @@ impl Header {
             out.extend_from_slice(&tensor.ty.ggml().to_le_bytes());
             out.extend_from_slice(&tensor.offset.to_le_bytes());
         }
-        out.resize(out.len().next_multiple_of(ALIGNMENT as usize), 0);
+        out.resize(out.len().next_multiple_of(self.alignment as usize), 0);
         out
     }
 
@@ -259,6 +310,8 @@ pub struct Writer {
     aside: PathBuf,
     /// `None` once the file has its name.
     file: Option<File>,
+    /// Of the tensors' data.
+    alignment: u64,
     buffer: Vec<u8>,
     /// Bytes of each tensor.
     tensors: Vec<u64>,
@@ -334,8 +387,12 @@ impl Writer {
 
     /// Pads, then steps over tensors without bytes.
     fn advance(&mut self) -> Result<(), WriteError> {
-        let padding = self.written.next_multiple_of(ALIGNMENT) - self.written;
-        self.put(&[0; ALIGNMENT as usize][..padding as usize])?;
+        let mut padding = self.written.next_multiple_of(self.alignment) - self.written;
+        while padding > 0 {
+            let part = padding.min(ALIGNMENT);
+            self.put(&[0; ALIGNMENT as usize][..part as usize])?;
+            padding -= part;
+        }
         while self.current < self.tensors.len() && self.tensors[self.current] == 0 {
             self.current += 1;
         }

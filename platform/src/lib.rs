@@ -9,6 +9,7 @@ pub mod error;
 pub mod fetch;
 pub mod gguf_write;
 pub mod io;
+pub mod pack;
 pub mod pool;
 pub mod run;
 pub mod sample;

@@ -5,6 +5,7 @@ mod bench;
 mod demo;
 mod inspect;
 mod output;
+mod pack;
 mod perplexity;
 mod run;
 mod setup;
@@ -36,6 +37,7 @@ enum Command {
     Tokenize(tokenize::Tokenize),
     Inspect(inspect::Inspect),
     Verify(verify::Verify),
+    Pack(pack::Pack),
     Bench(bench::Bench),
     Demo(demo::Demo),
 }
@@ -76,6 +78,7 @@ fn dispatch(args: impl IntoIterator<Item = OsString>, allocator: &Counting) -> R
         Some(Command::Tokenize(command)) => command.execute(),
         Some(Command::Inspect(command)) => command.execute(),
         Some(Command::Verify(command)) => command.execute(),
+        Some(Command::Pack(command)) => command.execute(),
         Some(Command::Bench(command)) => command.execute(allocator),
         Some(Command::Demo(command)) => command.execute(allocator),
         None => Err(Error::Usage(

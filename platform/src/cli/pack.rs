@@ -1,0 +1,209 @@
+//! `leanstream pack`: from a GGUF model to a file whose neurons can be read one by one.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use leanstream_core::pack::{Down, Order};
+use leanstream_core::quant::QuantType;
+use serde_json::json;
+
+use super::args::PathArg;
+use super::output::{print, say};
+use super::setup::{self, Machine, Need};
+use crate::budget::Resident;
+use crate::error::{Error, mib};
+use crate::pack::{self, Options, Report, calibrate};
+use crate::run::model::Headers;
+
+/// Pack a model for sparse streaming: its neurons become units that can be read one by one.
+#[derive(argh::FromArgs)]
+#[argh(subcommand, name = "pack")]
+pub struct Pack {
+    /// the model: a GGUF file, or any shard of a split one
+    #[argh(positional)]
+    model: PathArg,
+    /// the pack to be written; a file of that name is replaced when the pack is complete
+    #[argh(positional)]
+    out: PathArg,
+    /// bytes the process may hold: 48M, 1.5G, or a share of the model's size such as 40% (default:
+    /// what the machine has, less a margin)
+    #[argh(option)]
+    budget: Option<String>,
+    /// threads (default: one a core)
+    #[argh(option, short = 't')]
+    threads: Option<u32>,
+    /// how down columns are stored: auto (moved without loss where the type allows it, else q8_0), or
+    /// quantized anew to q8_0, q5_0 or q4_0 (default: auto)
+    #[argh(option, default = "\"auto\".into()")]
+    down: String,
+    /// order of the units: frequency, coactivation or file (default: frequency)
+    #[argh(option)]
+    order: Option<String>,
+    /// a text to calibrate on, or none (default: a built-in text)
+    #[argh(option)]
+    calibrate: Option<PathArg>,
+    /// print one JSON object
+    #[argh(switch)]
+    json: bool,
+}
+
+impl Pack {
+    pub(super) fn execute(&self) -> Result<(), Error> {
+        let down = self.down()?;
+        let text = self.text()?;
+        let order = match &self.order {
+            None => Order::Frequency,
+            Some(name) => Order::from_name(name).ok_or_else(|| {
+                Error::Usage(format!(
+                    "--order: '{name}' is not an order; frequency, coactivation or file"
+                ))
+            })?,
+        };
+        if text.is_none() && self.order.is_some() && order != Order::File {
+            return Err(Error::Usage(format!(
+                "--order {} needs calibration: leave out --calibrate none",
+                order.name()
+            )));
+        }
+        let (model, out) = (&self.model.0, &self.out.0);
+        pack::refuse_pack(&Headers::open(model)?)?;
+        let machine = Machine {
+            budget: self.budget.as_deref(),
+            threads: self.threads,
+            ..Machine::of(model)
+        };
+        let (info, weights) = machine.load()?;
+        let context = calibrate::context(&info.hyper);
+        let need = Need {
+            context,
+            prompt: context,
+            score: false,
+        };
+        let options = Options {
+            down,
+            order,
+            calibrate: text.as_deref(),
+            session: machine.options(&info, need)?,
+        };
+        let budget = options.session.budget;
+        let mut line = Line::new();
+        let packed = pack::pack(
+            model,
+            out,
+            (&info, weights),
+            &options,
+            &mut |what, done, all| {
+                line.show(what, done, all);
+            },
+        );
+        line.clear();
+        self.tell(&packed?, budget)
+    }
+
+    /// `None`: auto.
+    fn down(&self) -> Result<Option<QuantType>, Error> {
+        if self.down == "auto" {
+            return Ok(None);
+        }
+        let ty = QuantType::ALL
+            .into_iter()
+            .find(|ty| ty.name().eq_ignore_ascii_case(&self.down) && Down::rows(*ty).is_some());
+        match ty {
+            Some(ty) => Ok(Some(ty)),
+            None => Err(Error::Usage(format!(
+                "--down: columns can't be quantized to '{}'; auto, q8_0, q5_0 or q4_0",
+                self.down
+            ))),
+        }
+    }
+
+    fn text(&self) -> Result<Option<Vec<u8>>, Error> {
+        match &self.calibrate {
+            None => Ok(Some(calibrate::TEXT.into())),
+            Some(none) if none.0 == Path::new("none") => Ok(None),
+            Some(_) => setup::text(None, self.calibrate.as_ref(), self.budget.as_deref()).map(Some),
+        }
+    }
+
+    fn tell(&self, report: &Report, budget: u64) -> Result<(), Error> {
+        let layers = &report.active_share;
+        let mean = layers.iter().sum::<f64>() / layers.len().max(1) as f64;
+        let (out, source) = (&self.out.0, &self.model.0);
+        let loss = match report.down_loss {
+            0.0 => "without loss".into(),
+            loss => format!("a relative loss of {loss:.5}"),
+        };
+        let active = match report.calibration_tokens {
+            0 => "not calibrated".into(),
+            tokens => format!("{:.1}% active over {tokens} tokens", 100.0 * mean),
+        };
+        say(&format!(
+            "{}: {}, units of {} bytes in {} order, down columns {} ({loss}), {active}",
+            out.display(),
+            mib(report.bytes),
+            report.unit_bytes,
+            report.order.name(),
+            report.down,
+        ));
+        if !self.json {
+            return Ok(());
+        }
+        let summary = json!({
+            "source": source.to_string_lossy(),
+            "source_sha256": report.source_sha256,
+            "out": out.to_string_lossy(),
+            "bytes": report.bytes,
+            "unit_bytes": report.unit_bytes,
+            "down": report.down,
+            "down_loss": report.down_loss,
+            "order": report.order.name(),
+            "active_share": { "mean": mean, "layers": layers },
+            "calibration_tokens": report.calibration_tokens,
+            "head": if report.head { "sketch" } else { "full" },
+            "budget_bytes": budget,
+            "peak_rss_bytes": Resident::read().map_or(0, |resident| resident.peak),
+        });
+        print(&format!("{summary}\n"))
+    }
+}
+
+/// How often the line of progress changes at most.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// One line of progress on a terminal; nothing elsewhere.
+struct Line {
+    on: bool,
+    last: Option<Instant>,
+}
+
+impl Line {
+    fn new() -> Self {
+        Self {
+            on: std::io::stderr().is_terminal(),
+            last: None,
+        }
+    }
+
+    fn show(&mut self, what: &str, done: u64, all: u64) {
+        if self.on && self.last.is_none_or(|last| last.elapsed() >= EVERY) {
+            self.last = Some(Instant::now());
+            let percent = 100.0 * done as f64 / all.max(1) as f64;
+            self.write(&format!("\r\x1b[K{what}: {percent:.0}%"));
+        }
+    }
+
+    fn clear(&mut self) {
+        if self.last.is_some() {
+            self.write("\r\x1b[K");
+        }
+    }
+
+    fn write(&self, text: &str) {
+        let mut stderr = std::io::stderr().lock();
+        // Nobody may be there to see it, and that is no reason to stop.
+        let _ = stderr
+            .write_all(text.as_bytes())
+            .and_then(|()| stderr.flush());
+    }
+}

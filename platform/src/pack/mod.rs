@@ -1,0 +1,501 @@
+//! Packing: from a GGUF model to a `.lean` file, whose feed-forward networks can be read neuron by
+//! neuron. The format is in core's `FORMAT.md`; `leanstream_core::pack` reads it.
+//!
+//! One matrix is held at a time, and one layer's columns. The source is passed through three times:
+//! for its SHA-256, which stands at the front, for calibration, and for the tensors.
+
+pub mod calibrate;
+pub mod check;
+mod columns;
+mod head;
+mod layout;
+mod order;
+mod quantize;
+mod source;
+
+use std::collections::HashSet;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use leanstream_core::pack::{self, CRC_BYTES, Order};
+use leanstream_core::plan::Hyper;
+use leanstream_core::quant::QuantType;
+use sha2::{Digest, Sha256};
+
+use crate::budget::held;
+use crate::error::{Error, mib};
+use crate::fetch::hex;
+use crate::gguf_write::{Header, WriteError, Writer};
+use crate::run::model::{Headers, Info, Weights};
+use crate::run::session;
+use calibrate::Seen;
+use columns::Columns;
+use layout::{Content, Item, Layout};
+use source::Source;
+
+/// How a model is to be packed.
+pub struct Options<'a> {
+    /// What down columns are quantized to; `None` moves those that can be moved, and takes Q8_0 for
+    /// the others.
+    pub down: Option<QuantType>,
+    /// How units are ordered.
+    pub order: Order,
+    /// What the model is calibrated on; without it, units are in the file's order.
+    pub calibrate: Option<&'a [u8]>,
+    /// How it is run for that, with a context of [`calibrate::context`]. Its budget holds for all of
+    /// packing.
+    pub session: session::Options,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Length of the pack.
+    pub bytes: u64,
+    /// SHA-256 of the source.
+    pub source_sha256: String,
+    /// Bytes of a unit, in the layer where it is largest.
+    pub unit_bytes: u32,
+    /// `moved`, the type that columns were quantized to, or `mixed`.
+    pub down: &'static str,
+    /// Relative L2 error of the down matrices.
+    pub down_loss: f64,
+    /// How units are ordered.
+    pub order: Order,
+    /// Share of the neurons that were active, by layer; empty without calibration.
+    pub active_share: Vec<f64>,
+    /// Tokens that were counted.
+    pub calibration_tokens: u32,
+    /// Whether the head is in two planes.
+    pub head: bool,
+}
+
+/// What is being done, for a line of progress: its name, parts done, parts in all.
+pub type Progress<'a> = dyn FnMut(&'static str, u64, u64) + 'a;
+
+/// Packs the model at `path`, which `info` and `weights` were loaded from, into `out`. A file of that
+/// name is replaced when the pack is complete, and not before.
+///
+/// # Errors
+/// A model that can't be packed, a budget that is too small for one layer, what can't be read or
+/// written.
+pub fn pack(
+    path: &Path,
+    out: &Path,
+    (info, weights): (&Info, Weights),
+    options: &Options<'_>,
+    progress: &mut Progress<'_>,
+) -> Result<Report, Error> {
+    refuse_same(path, out)?;
+    let headers = Headers::open(path)?;
+    let source = Source::open(&headers)?;
+    let hyper = &info.hyper;
+    let layout = Layout::new(&source, hyper, options.down)?;
+    check_budget(&source, &layout, hyper, options, held())?;
+
+    let mut done = 0;
+    let source_sha256 = source.sha256(|n| {
+        done += n as u64;
+        progress("hashing", done, source.bytes);
+    })?;
+    let (seen, tokens) = match options.calibrate {
+        None => (Vec::new(), 0),
+        Some(text) => {
+            let task = calibrate::Calibrate {
+                source: &source,
+                layers: &layout.layers,
+                info,
+                options: &options.session,
+                text,
+                sampled: options.order == Order::Coactivation,
+            };
+            let calibration = calibrate::calibrate(&task, weights, |done, all| {
+                progress("calibrating", done as u64, all as u64);
+            })?;
+            (calibration.layers, calibration.tokens)
+        }
+    };
+    let order = if seen.is_empty() {
+        Order::File
+    } else {
+        options.order
+    };
+    let down = down_name(&layout);
+    let mut header = Header::aligned(pack::ALIGNMENT as u32);
+    copy_metadata(&headers, &mut header)?;
+    header.u32("lean.version", pack::VERSION);
+    header.str("lean.source.sha256", &source_sha256);
+    header.u64("lean.source.bytes", source.bytes);
+    header.str("lean.down", down);
+    let layers = &layout.layers;
+    header.u32s(
+        "lean.down.types",
+        layers.iter().map(|layer| layer.how.ty() as u32),
+    );
+    header.bools(
+        "lean.down.moved",
+        layers.iter().map(|layer| layer.how.is_moved()),
+    );
+    if hyper.act.gated() {
+        let types = layers.iter().flat_map(|layer| layer.unit.up);
+        header.u32s("lean.up.types", types.map(|(ty, _)| ty as u32));
+    }
+    header.str("lean.order", order.name());
+    header.u32("lean.calibration.tokens", tokens);
+    if let Some(text) = options.calibrate {
+        header.str(
+            "lean.calibration.sha256",
+            hex(Sha256::new().chain_update(text)),
+        );
+    }
+    for item in &layout.items {
+        header.tensor(&item.name, item.ty, &item.dims);
+    }
+    drop(headers);
+
+    let mut written = Written {
+        source: &source,
+        layout: &layout,
+        hyper,
+        seen: &seen,
+        tokens,
+        order,
+        threads: options.session.threads as usize,
+        matrix: Vec::new(),
+        columns: Columns::default(),
+        units: Vec::new(),
+        units_of: None,
+        sketch_errors: Vec::new(),
+        lost: 0.0,
+        total: 0.0,
+    };
+    let mut writer = header.create(out).map_err(write_error)?;
+    for (number, item) in layout.items.iter().enumerate() {
+        written.item(item, &mut writer, progress)?;
+        progress("packing", number as u64 + 1, layout.items.len() as u64);
+    }
+    let bytes = writer.finish().map_err(write_error)?;
+    let share = |seen: &Seen| {
+        let active: u64 = seen.active.iter().map(|n| u64::from(*n)).sum();
+        active as f64 / (f64::from(tokens.max(1)) * seen.active.len() as f64)
+    };
+    let unit_bytes = layers.iter().map(|layer| layer.unit.unit_bytes()).max();
+    Ok(Report {
+        bytes,
+        source_sha256,
+        unit_bytes: unit_bytes.unwrap_or(0),
+        down,
+        down_loss: if written.total > 0.0 {
+            (written.lost / written.total).sqrt()
+        } else {
+            0.0
+        },
+        order,
+        active_share: seen.iter().map(share).collect(),
+        calibration_tokens: tokens,
+        head: layout.head.is_some(),
+    })
+}
+
+/// Refuses a model that is packed already.
+///
+/// # Errors
+/// That, or a header that is wrong.
+pub fn refuse_pack(headers: &Headers) -> Result<(), Error> {
+    headers.with(|shards, _| match shards[0].get("lean.version") {
+        None => Ok(()),
+        Some(_) => {
+            let (path, _) = headers.files().next().expect("a model has a file");
+            Err(Error::model(
+                path,
+                "is a pack already; give the GGUF file that it was made from",
+            ))
+        }
+    })
+}
+
+/// Puts the CRC of a unit's content at `crc_at`. What lies between content and CRC must be zeros.
+pub fn seal(unit: &mut [u8], crc_at: usize) {
+    let crc = crc32c::crc32c(&unit[..crc_at]);
+    unit[crc_at..crc_at + CRC_BYTES as usize].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// Whether a unit's bytes are the ones that were sealed.
+pub fn is_sound(unit: &[u8], crc_at: usize) -> bool {
+    crc32c::crc32c(&unit[..crc_at]).to_le_bytes() == unit[crc_at..crc_at + CRC_BYTES as usize]
+}
+
+fn refuse_same(path: &Path, out: &Path) -> Result<(), Error> {
+    let id = |path| std::fs::metadata(path).ok().map(|m| (m.dev(), m.ino()));
+    match (id(path), id(out)) {
+        (Some(source), Some(target)) if source == target => Err(Error::Usage(format!(
+            "{} is the model itself; give the pack another name",
+            out.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What packing holds at its peak, beside what is held already.
+fn check_budget(
+    source: &Source,
+    layout: &Layout,
+    hyper: &Hyper,
+    options: &Options<'_>,
+    held: u64,
+) -> Result<(), Error> {
+    let matrix = layout.matrix_bytes(source);
+    let columns = layout.columns_bytes(hyper);
+    // Counts, strengths and, one layer at a time, order and statistics.
+    let neurons = u64::from(hyper.ff) * (u64::from(hyper.layers) * 8 + 32);
+    let threads = options.session.threads as usize;
+    let head = layout
+        .head
+        .as_ref()
+        .map_or(0, |head| head::memory_bytes(head, threads));
+    // The header is composed in memory; the source's is a good measure for it.
+    let first = source.tensors.iter().map(|tensor| tensor.offset).min();
+    let header = 2 * first.unwrap_or(0).min(source.bytes) + (2 << 20);
+    let parts = [
+        ("program", held),
+        ("header", header),
+        ("statistics", neurons),
+        ("one matrix", matrix),
+        ("one layer's columns", columns),
+        ("head", head),
+    ];
+    let least = parts
+        .iter()
+        .fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+    if least <= options.session.budget {
+        return Ok(());
+    }
+    let lines = parts
+        .iter()
+        .map(|(name, bytes)| format!("  {name:<20} {:>12}", mib(*bytes)));
+    Err(Error::Budget {
+        budget: options.session.budget,
+        least,
+        table: lines.collect::<Vec<_>>().join("\n"),
+    })
+}
+
+/// All keys of the source but those that say how its file is laid out.
+fn copy_metadata(headers: &Headers, header: &mut Header) -> Result<(), Error> {
+    headers.with(|shards, _| {
+        let mut taken = HashSet::new();
+        for (key, value) in shards[0].metadata() {
+            let ours = key == "general.alignment" || key.starts_with("split.");
+            // Of a key that stands twice, the first counts.
+            if !ours && taken.insert(key) {
+                header.value(key, &value);
+            }
+        }
+        Ok(())
+    })
+}
+
+fn down_name(layout: &Layout) -> &'static str {
+    let name = |layer: &layout::Layer| {
+        if layer.how.is_moved() {
+            "moved"
+        } else {
+            layer.how.ty().name()
+        }
+    };
+    let mut names = layout.layers.iter().map(name);
+    let first = names.next().unwrap_or("moved");
+    if names.all(|name| name == first) {
+        first
+    } else {
+        "mixed"
+    }
+}
+
+fn write_error(error: WriteError) -> Error {
+    let source = match error.source.kind() {
+        kind @ (ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => std::io::Error::new(
+            kind,
+            format!("{}; free some space or choose another place", error.source),
+        ),
+        kind @ ErrorKind::WouldBlock => {
+            std::io::Error::new(kind, "another process is writing it: wait for it to end")
+        }
+        _ => error.source,
+    };
+    Error::io(&error.path, error.doing, source)
+}
+
+/// The tensors on their way into the file.
+struct Written<'a> {
+    source: &'a Source,
+    layout: &'a Layout,
+    hyper: &'a Hyper,
+    seen: &'a [Seen],
+    tokens: u32,
+    order: Order,
+    threads: usize,
+    /// One matrix of the source.
+    matrix: Vec<u8>,
+    /// The columns of layer `units_of`.
+    columns: Columns,
+    /// Source neuron of each of its units.
+    units: Vec<u32>,
+    units_of: Option<usize>,
+    sketch_errors: Vec<f32>,
+    lost: f64,
+    total: f64,
+}
+
+impl Written<'_> {
+    fn item(
+        &mut self,
+        item: &Item,
+        writer: &mut Writer,
+        progress: &mut Progress<'_>,
+    ) -> Result<(), Error> {
+        match item.content {
+            Content::Copy(tensor) => self.copy(tensor, writer),
+            Content::Permuted { tensor, layer } => self.permuted(tensor, layer, writer),
+            Content::Units(layer) => self.layer(layer, writer),
+            Content::Scales(_) => put(writer, &self.columns.scales),
+            Content::Mins(_) => put(writer, &self.columns.mins),
+            Content::Order(layer) => {
+                self.turn_to(layer);
+                put_all(writer, self.units.iter().map(|n| n.to_le_bytes()))
+            }
+            Content::Stats(layer) => self.stats(layer, writer),
+            Content::Sketch => {
+                // The head needs room of its own.
+                self.matrix = Vec::new();
+                self.columns = Columns::default();
+                let head = self.layout.head.as_ref().expect("an item of it");
+                let mut done = 0;
+                self.sketch_errors = head::sketch(self.source, head, self.threads, writer, |n| {
+                    done += n as u64;
+                    progress("sketching the head", done, head.rows.bytes);
+                })?;
+                Ok(())
+            }
+            Content::SketchError => {
+                put_all(writer, self.sketch_errors.iter().map(|x| x.to_le_bytes()))
+            }
+            Content::HeadUnits => {
+                let head = self.layout.head.as_ref().expect("an item of it");
+                let mut done = 0;
+                head::units(self.source, head, writer, |n| {
+                    done += n as u64;
+                    progress("packing the head", done, head.rows.bytes);
+                })
+            }
+        }
+    }
+
+    fn copy(&mut self, tensor: usize, writer: &mut Writer) -> Result<(), Error> {
+        let region = &self.source.tensors[tensor];
+        let mut part = vec![0; source::PART.min(region.bytes as usize)];
+        let mut at = 0;
+        while at < region.bytes {
+            let len = (region.bytes - at).min(part.len() as u64) as usize;
+            self.source.read(region, at, &mut part[..len])?;
+            put(writer, &part[..len])?;
+            at += len as u64;
+        }
+        Ok(())
+    }
+
+    fn permuted(&mut self, tensor: usize, layer: usize, writer: &mut Writer) -> Result<(), Error> {
+        self.turn_to(layer);
+        let region = &self.source.tensors[tensor];
+        self.source.read_whole(region, &mut self.matrix)?;
+        // Rows of a matrix, values of a bias: there are `ff` of them.
+        let row = self.matrix.len() / self.hyper.ff as usize;
+        for &neuron in &self.units {
+            put(writer, &self.matrix[neuron as usize * row..][..row])?;
+        }
+        Ok(())
+    }
+
+    /// Writes a layer's units; its columns and order stay for the items that follow.
+    fn layer(&mut self, layer: usize, writer: &mut Writer) -> Result<(), Error> {
+        self.turn_to(layer);
+        let packed = &self.layout.layers[layer];
+        let (region, ty) = &packed.down;
+        let shape = (self.hyper.d as usize, self.hyper.ff as usize);
+        self.source.read_whole(region, &mut self.matrix)?;
+        self.columns
+            .turn(&self.matrix, *ty, packed.how, shape)
+            .map_err(|error| {
+                Error::model(
+                    self.source.path(),
+                    format_args!(
+                        "column {} of {} holds a weight that is no finite number; the file is damaged: download it again",
+                        error.neuron, region.name
+                    ),
+                )
+            })?;
+        if !packed.how.is_moved() {
+            self.lost += self.columns.lost;
+        }
+        self.total += self.columns.total;
+        let up_bytes = packed.unit.up.map_or(0, |(_, bytes)| bytes as usize);
+        if let Some(up) = &packed.up {
+            self.source.read_whole(up, &mut self.matrix)?;
+        }
+        let column = packed.unit.down_bytes as usize;
+        let mut unit = vec![0; packed.unit.unit_bytes() as usize];
+        for &neuron in &self.units {
+            let neuron = neuron as usize;
+            let (up, down) = unit.split_at_mut(packed.unit.down_at as usize);
+            up.copy_from_slice(&self.matrix[neuron * up_bytes..][..up_bytes]);
+            down[..column].copy_from_slice(&self.columns.bytes[neuron * column..][..column]);
+            seal(&mut unit, packed.unit.crc_at as usize);
+            put(writer, &unit)?;
+        }
+        Ok(())
+    }
+
+    /// Share of tokens with the unit active, strength, norm: a row of each.
+    fn stats(&self, layer: usize, writer: &mut Writer) -> Result<(), Error> {
+        let seen = self.seen.get(layer);
+        let units = || self.units.iter().map(|neuron| *neuron as usize);
+        let norm = |neuron: usize| self.columns.norms[neuron];
+        let share = units().map(|neuron| {
+            seen.map_or(0.5, |seen| {
+                (f64::from(seen.active[neuron]) / f64::from(self.tokens.max(1))) as f32
+            })
+        });
+        put_all(writer, share.map(f32::to_le_bytes))?;
+        let strength =
+            units().map(|neuron| seen.map_or(1.0, |seen| seen.strength[neuron]) * norm(neuron));
+        put_all(writer, strength.map(f32::to_le_bytes))?;
+        put_all(writer, units().map(|neuron| norm(neuron).to_le_bytes()))
+    }
+
+    /// Orders the units of `layer`, unless it was done.
+    fn turn_to(&mut self, layer: usize) {
+        if self.units_of.replace(layer) == Some(layer) {
+            return;
+        }
+        self.units = match (self.order, self.seen.get(layer)) {
+            (Order::Frequency, Some(seen)) => order::by_frequency(&seen.active),
+            (Order::Coactivation, Some(seen)) => order::by_coactivation(&seen.active, &seen.bits),
+            _ => (0..self.hyper.ff).collect(),
+        };
+    }
+}
+
+fn put(writer: &mut Writer, bytes: &[u8]) -> Result<(), Error> {
+    writer.write(bytes).map_err(write_error)
+}
+
+fn put_all<const N: usize>(
+    writer: &mut Writer,
+    values: impl Iterator<Item = [u8; N]>,
+) -> Result<(), Error> {
+    for value in values {
+        put(writer, &value)?;
+    }
+    Ok(())
+}
