@@ -23,6 +23,7 @@ mod error;
 mod isa;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod prefetch;
 pub mod scalar;
 mod scales;
 mod types;

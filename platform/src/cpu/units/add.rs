@@ -1,29 +1,44 @@
 //! Down columns times activations: `y += a * column`.
+//!
+//! Sums are kept in registers for as many groups of 32 elements as fit, while all columns of a batch
+//! go by: a column costs its own bytes and its scales, and `y` is read and written once a batch.
+//! Every element has a fixed sequence of operations, so that neither the groups nor the batches
+//! show in the result.
 
-use half::f16;
-use leanstream_core::quant::decode;
+use leanstream_core::quant::{QuantType, decode};
 
-use super::super::vector::lanes::Lanes;
+use super::super::prefetch::prefetch;
 use super::super::vector::multiversion;
-use super::column::CUT;
-use super::{Column, Columns, Stored, Term, UnitKernels};
+use super::column::{Part, Stored, Window};
+use super::kind::{Bf16, F16, F32, Kind, Moved4, Moved5, Moved8, Q8_0};
+use super::unpack::{GROUP, Unpack};
+use super::{Column, Columns, Term, UnitKernels};
+
+/// Columns whose addresses are gathered before the kernel runs over them.
+const BATCH: usize = 32;
+
+/// Columns between the one that is added and the one that is asked for from memory.
+const AHEAD: usize = 2;
 
 impl UnitKernels {
     /// `y[j] += a * column[j]`. Shapes: `y` (column).
     ///
-    /// For the moved types `t = a * scale[j]`, then `y[j] += t * (code[j] - offset)`, then
-    /// `y[j] += a * min[j]` where there are minimums; for rows `y[j] += a * value[j]`.
+    /// For the moved types and rows of Q8_0 `t = a * scale`, then `y[j] += t * (code[j] - offset)`,
+    /// then `y[j] += a * min[j]` where there are minimums; for other rows `y[j] += a * value[j]`.
     ///
     /// # Panics
     /// The lengths differ.
     pub fn column_add(&self, column: &Column<'_>, a: f32, y: &mut [f32]) {
         assert_eq!(y.len(), column.len(), "as many sums as elements");
-        self.vector.column_add(column, a, y);
+        let part = column.part(a);
+        self.vector
+            .add_parts(column.stored(), column.skip(), &[part], y);
     }
 
     /// [`UnitKernels::column_add`] for many columns of a layer, in order, over the elements from
     /// `start`: `y[j] += sum of a * column[start + j]`. Faster than one after the other, and equal
-    /// to it bit for bit.
+    /// to it bit for bit. Fastest if columns of one source block follow each other: its row of
+    /// scales is then in the nearest cache.
     ///
     /// Threads may share the elements: `start` is a multiple of 32, and so is the length of `y`
     /// (range) unless it reaches the end of the columns.
@@ -37,54 +52,158 @@ impl UnitKernels {
         start: usize,
         y: &mut [f32],
     ) {
-        for term in terms {
-            let column = columns.column(term.bytes, term.block);
-            let part = column.range(start..start + y.len());
-            self.vector.column_add(&part, term.a, y);
+        let window = Window::new(columns, start..start + y.len());
+        let mut terms = terms.into_iter();
+        let mut batch = [Part::EMPTY; BATCH];
+        loop {
+            let mut n = 0;
+            for (part, term) in batch.iter_mut().zip(&mut terms) {
+                *part = window.part(&term);
+                n += 1;
+            }
+            if n > 0 {
+                let parts = &batch[..n];
+                self.vector
+                    .add_parts(columns.stored(), window.skip(), parts, y);
+            }
+            if n < BATCH {
+                return;
+            }
         }
     }
 }
 
 multiversion! {
-    fn column_add(column: &Column<'_>, a: f32, y: &mut [f32]) = column_add_body;
+    fn add_parts(stored: Stored, skip: usize, parts: &[Part<'_>], y: &mut [f32]) = add_parts_body;
 }
 
+/// All of `y`; `skip` elements of each part's first block come before it.
 #[inline(always)]
-fn column_add_body<L: Lanes>(_: L, column: &Column<'_>, a: f32, y: &mut [f32]) {
-    let half = |bits: u16| f16::from_bits(bits).to_f32();
-    let offset = if column.mins.is_empty() {
-        i16::from(column.stored.offset())
-    } else {
-        0
-    };
-    let moved = |y: &mut [f32], code: &dyn Fn(usize) -> i16| {
-        for (j, y) in y.iter_mut().enumerate() {
-            let t = a * half(column.scales[j]);
-            *y += t * f32::from(code(j) - offset);
-            if !column.mins.is_empty() {
-                *y += a * half(column.mins[j]);
-            }
-        }
-    };
-    match column.stored {
-        Stored::Moved8 => moved(y, &|j| i16::from(column.bytes[j].cast_signed())),
-        Stored::Moved5 => moved(y, &|j| i16::from(column.bytes[j])),
-        Stored::Moved4 => moved(y, &|j| i16::from(column.bytes[j / 2] >> (4 * (j % 2)) & 15)),
-        Stored::Row(ty) => {
-            let mut values = [0f32; 256];
-            let len = ty.block_len();
-            let (mut skip, mut at) = (column.skip, 0);
-            let step = 256 / len * ty.block_bytes();
-            for bytes in column.bytes.chunks(step) {
-                let n = bytes.len() / ty.block_bytes() * len;
-                decode(ty, bytes, &mut values[..n]);
-                let n = (n - skip).min(y.len() - at);
-                for (y, v) in y[at..at + n].iter_mut().zip(&values[skip..]) {
-                    *y += a * v;
-                }
-                (at, skip) = (at + n, 0);
+fn add_parts_body<L: Unpack>(l: L, stored: Stored, skip: usize, parts: &[Part<'_>], y: &mut [f32]) {
+    let mins = parts.iter().any(|part| !part.mins.is_empty());
+    match (stored, mins) {
+        (Stored::Moved8, _) => all::<L, Moved8>(l, parts, y),
+        (Stored::Moved4, false) => all::<L, Moved4<false>>(l, parts, y),
+        (Stored::Moved4, true) => all::<L, Moved4<true>>(l, parts, y),
+        (Stored::Moved5, false) => all::<L, Moved5<false>>(l, parts, y),
+        (Stored::Moved5, true) => all::<L, Moved5<true>>(l, parts, y),
+        (Stored::Row(QuantType::Q8_0), _) => all::<L, Q8_0>(l, parts, y),
+        (Stored::Row(QuantType::F32), _) => all::<L, F32>(l, parts, y),
+        (Stored::Row(QuantType::F16), _) => all::<L, F16>(l, parts, y),
+        (Stored::Row(QuantType::BF16), _) => all::<L, Bf16>(l, parts, y),
+        (Stored::Row(ty), _) => {
+            for part in parts {
+                add_decoded(l, ty, skip, part, y);
             }
         }
     }
-    debug_assert!(y.len().is_multiple_of(CUT) || matches!(column.stored, Stored::Row(_)));
+}
+
+/// A row of any type: decoded by blocks, then added.
+#[inline(always)]
+fn add_decoded<L: Unpack>(l: L, ty: QuantType, skip: usize, part: &Part<'_>, y: &mut [f32]) {
+    const CHUNK: usize = 256;
+    let mut values = [0f32; CHUNK];
+    let (len, size) = (ty.block_len(), ty.block_bytes());
+    let (mut skip, mut rest) = (skip, y);
+    for blocks in part.bytes.chunks(CHUNK / len * size) {
+        let decoded = &mut values[..blocks.len() / size * len];
+        decode(ty, blocks, decoded);
+        let decoded = &decoded[skip..];
+        let n = decoded.len().min(rest.len());
+        let (y, after) = rest.split_at_mut(n);
+        let (vectors, _) = decoded.as_chunks::<GROUP>();
+        for (y, values) in y.as_chunks_mut::<GROUP>().0.iter_mut().zip(vectors) {
+            for (y, v) in y.chunks_exact_mut(L::N).zip(values.chunks_exact(L::N)) {
+                l.put(y, l.fma(l.splat(part.a), l.take(v), l.take(y)));
+            }
+        }
+        (skip, rest) = (0, after);
+    }
+}
+
+/// All parts over all of `y`, in runs of groups as long as the registers allow.
+#[inline(always)]
+fn all<L: Unpack, K: Kind>(l: L, parts: &[Part<'_>], y: &mut [f32]) {
+    for part in parts {
+        K::check(part, y.len());
+    }
+    let (groups, tail) = y.as_chunks_mut::<GROUP>();
+    let mut at = 0;
+    if L::RUN >= 8 {
+        at = add_runs::<L, K, 8>(l, parts, at, groups);
+    }
+    if L::RUN >= 2 {
+        at = add_runs::<L, K, 2>(l, parts, at, groups);
+    }
+    at = add_runs::<L, K, 1>(l, parts, at, groups);
+    if !tail.is_empty() {
+        add_tail::<L, K>(l, parts, at, tail);
+    }
+}
+
+/// Runs of `G` groups from group `at`, as many as fit; returns where they end.
+#[inline(always)]
+fn add_runs<L: Unpack, K: Kind, const G: usize>(
+    l: L,
+    parts: &[Part<'_>],
+    at: usize,
+    groups: &mut [[f32; GROUP]],
+) -> usize {
+    let runs = groups[at..].as_chunks_mut::<G>().0;
+    let ends = at + runs.len() * G;
+    for (i, run) in runs.iter_mut().enumerate() {
+        add_run::<L, K, G>(l, parts, at + i * G, run);
+    }
+    ends
+}
+
+/// `G` groups, from group `first`.
+#[inline(always)]
+fn add_run<L: Unpack, K: Kind, const G: usize>(
+    l: L,
+    parts: &[Part<'_>],
+    first: usize,
+    y: &mut [[f32; GROUP]; G],
+) {
+    let mut sums = [[l.splat(0.0); 8]; G];
+    for (sums, y) in sums.iter_mut().zip(y.iter()) {
+        for (sum, y) in sums.iter_mut().zip(y.chunks_exact(L::N)) {
+            *sum = l.take(y);
+        }
+    }
+    for (p, part) in parts.iter().enumerate() {
+        if let Some(next) = parts.get(p + AHEAD) {
+            prefetch(&next.bytes[first * K::BYTES..][..G * K::BYTES]);
+        }
+        let a = l.splat(part.a);
+        for (g, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: `all` has checked that the part has as many elements as `y`, and these groups
+            // lie in `y`.
+            unsafe { K::add(l, part, first + g, a, sums) };
+        }
+    }
+    for (sums, y) in sums.iter().zip(y) {
+        for (sum, y) in sums.iter().zip(y.chunks_exact_mut(L::N)) {
+            l.put(y, *sum);
+        }
+    }
+}
+
+/// The last elements of float columns, less than a group: `group` filled up with zeros.
+#[inline(always)]
+fn add_tail<L: Unpack, K: Kind>(l: L, parts: &[Part<'_>], group: usize, tail: &mut [f32]) {
+    let mut y = [[0f32; GROUP]];
+    y[0][..tail.len()].copy_from_slice(tail);
+    for part in parts {
+        let from = &part.bytes[group * K::BYTES..];
+        let mut bytes = [0; GROUP * size_of::<f32>()];
+        bytes[..from.len()].copy_from_slice(from);
+        let part = Part {
+            bytes: &bytes[..K::BYTES],
+            ..*part
+        };
+        add_run::<L, K, 1>(l, &[part], 0, &mut y);
+    }
+    tail.copy_from_slice(&y[0][..tail.len()]);
 }

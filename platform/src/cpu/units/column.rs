@@ -34,15 +34,6 @@ impl Stored {
         }
     }
 
-    /// What is subtracted from an integer where there are no minimums.
-    pub(super) const fn offset(self) -> u8 {
-        match self {
-            Self::Moved4 => 8,
-            Self::Moved5 => 16,
-            Self::Moved8 | Self::Row(_) => 0,
-        }
-    }
-
     /// Elements and bytes of the smallest piece: a block, or two nibbles.
     const fn piece(self) -> (usize, usize) {
         match self {
@@ -119,37 +110,36 @@ impl<'a> Columns<'a> {
     /// `bytes` has another length, or there is no such block.
     #[must_use]
     pub fn column(&self, bytes: &'a [u8], block: usize) -> Column<'a> {
-        assert_eq!(bytes.len(), self.column_bytes(), "bytes of one column");
-        let row = |halves: &'a [u16]| match halves {
-            [] => halves,
-            _ => &halves[block * self.d..][..self.d],
-        };
-        let column = Column {
-            stored: self.stored,
+        let window = Window::new(self, 0..self.d);
+        let part = window.part(&Term {
             bytes,
-            scales: row(self.scales),
-            mins: row(self.mins),
+            block,
+            a: 0.0,
+        });
+        Column {
+            stored: self.stored,
+            bytes: part.bytes,
+            scales: part.scales,
+            mins: part.mins,
             skip: 0,
             len: self.d,
-        };
-        column.check();
-        column
+        }
     }
 }
 
 /// One column, or a range of one.
 #[derive(Clone, Copy, Debug)]
 pub struct Column<'a> {
-    pub(super) stored: Stored,
+    stored: Stored,
     /// Whole pieces.
-    pub(super) bytes: &'a [u8],
+    bytes: &'a [u8],
     /// (len), or none.
-    pub(super) scales: &'a [u16],
+    scales: &'a [u16],
     /// (len), or none.
-    pub(super) mins: &'a [u16],
+    mins: &'a [u16],
     /// Elements of the first block that come before this range.
-    pub(super) skip: usize,
-    pub(super) len: usize,
+    skip: usize,
+    len: usize,
 }
 
 impl<'a> Column<'a> {
@@ -183,44 +173,128 @@ impl<'a> Column<'a> {
     /// It ends outside, or starts at no multiple of [`CUT`], or ends at none before the end.
     #[must_use]
     pub fn range(&self, range: Range<usize>) -> Self {
-        let Range { start, end } = range;
-        assert!(start <= end && end <= self.len, "range inside the column");
-        assert!(
-            start.is_multiple_of(CUT) && (end.is_multiple_of(CUT) || end == self.len),
-            "columns are cut at multiples of {CUT}"
-        );
-        let (len, size) = self.stored.piece();
-        let first = (self.skip + start) / len;
-        let last = (self.skip + end).div_ceil(len);
+        let pieces = Pieces::new(self.stored, self.len, self.skip, &range);
         let part = |halves: &'a [u16]| match halves {
             [] => halves,
-            _ => &halves[start..end],
+            _ => &halves[range.clone()],
         };
-        let column = Self {
+        Self {
             stored: self.stored,
-            bytes: &self.bytes[first * size..last.max(first) * size],
+            bytes: &self.bytes[pieces.bytes],
             scales: part(self.scales),
             mins: part(self.mins),
-            skip: (self.skip + start) % len,
-            len: end - start,
-        };
-        column.check();
-        column
-    }
-
-    /// Every length that the kernels rely on.
-    fn check(&self) {
-        let (len, size) = self.stored.piece();
-        let blocks = (self.skip + self.len).div_ceil(len);
-        assert!(self.bytes.len() >= blocks * size, "bytes of every element");
-        if !matches!(self.stored, Stored::Row(_)) {
-            assert_eq!(self.scales.len(), self.len, "a scale for every element");
-            assert!(
-                self.mins.is_empty() || self.mins.len() == self.len,
-                "a minimum for every element"
-            );
+            skip: pieces.skip,
+            len: range.len(),
         }
     }
+
+    /// How the elements lie.
+    pub(super) fn stored(&self) -> Stored {
+        self.stored
+    }
+
+    /// Elements of the first block that come before this range.
+    pub(super) fn skip(&self) -> usize {
+        self.skip
+    }
+
+    /// With its activation, for the kernels.
+    pub(super) fn part(&self, a: f32) -> Part<'a> {
+        Part {
+            bytes: self.bytes,
+            scales: self.scales,
+            mins: self.mins,
+            a,
+        }
+    }
+}
+
+/// Where a range of elements lies in the bytes of a column.
+struct Pieces {
+    bytes: Range<usize>,
+    skip: usize,
+}
+
+impl Pieces {
+    /// Elements `range` of `len`, the first of which is the element `skip` of its block.
+    fn new(stored: Stored, len: usize, skip: usize, range: &Range<usize>) -> Self {
+        let &Range { start, end } = range;
+        assert!(start <= end && end <= len, "range inside the column");
+        assert!(
+            start.is_multiple_of(CUT) && (end.is_multiple_of(CUT) || end == len),
+            "columns are cut at multiples of {CUT}"
+        );
+        let (n, size) = stored.piece();
+        let first = (skip + start) / n;
+        let last = (skip + end).div_ceil(n).max(first);
+        Self {
+            bytes: first * size..last * size,
+            skip: (skip + start) % n,
+        }
+    }
+}
+
+/// A range of elements of all columns of a layer.
+pub(super) struct Window<'a> {
+    columns: Columns<'a>,
+    column_bytes: usize,
+    range: Range<usize>,
+    pieces: Pieces,
+}
+
+impl<'a> Window<'a> {
+    /// Panics unless columns may be cut so.
+    pub(super) fn new(columns: &Columns<'a>, range: Range<usize>) -> Self {
+        Self {
+            columns: *columns,
+            column_bytes: columns.column_bytes(),
+            pieces: Pieces::new(columns.stored, columns.d, 0, &range),
+            range,
+        }
+    }
+
+    /// Elements of the first block that come before the range.
+    pub(super) fn skip(&self) -> usize {
+        self.pieces.skip
+    }
+
+    /// The range of one column. Panics if the term's length is wrong or there is no such block.
+    #[inline]
+    pub(super) fn part(&self, term: &Term<'a>) -> Part<'a> {
+        assert_eq!(term.bytes.len(), self.column_bytes, "bytes of one column");
+        let row = |halves: &'a [u16]| match halves {
+            [] => halves,
+            _ => &halves[term.block * self.columns.d..][self.range.clone()],
+        };
+        Part {
+            bytes: &term.bytes[self.pieces.bytes.clone()],
+            scales: row(self.columns.scales),
+            mins: row(self.columns.mins),
+            a: term.a,
+        }
+    }
+}
+
+/// What a kernel reads of a column, and its activation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part<'a> {
+    /// Whole blocks, or whole bytes of nibbles.
+    pub bytes: &'a [u8],
+    /// A scale an element; none for rows.
+    pub scales: &'a [u16],
+    /// A minimum an element, or none.
+    pub mins: &'a [u16],
+    pub a: f32,
+}
+
+impl Part<'_> {
+    /// Of no elements.
+    pub(super) const EMPTY: Self = Part {
+        bytes: &[],
+        scales: &[],
+        mins: &[],
+        a: 0.0,
+    };
 }
 
 /// A column and what it is multiplied by.

@@ -6,6 +6,9 @@
 //! - `dots`: products of scattered rows with one activation ([`UnitKernels::rows_dot`]);
 //! - `pick`: which neurons are active, which rows of the head can still win.
 //!
+//! `column` says what a column is, `kind` how 32 elements of each kind are added, `unpack` how each
+//! instruction set makes vectors of them.
+//!
 //! Deterministic: on one instruction set equal inputs give equal bits, whatever the alignment, the
 //! thread, or the cut into ranges and calls. Two instruction sets may differ by rounding. Nothing
 //! here allocates. Lengths that disagree are programmer errors and panic.
@@ -13,8 +16,10 @@
 mod add;
 mod column;
 mod dots;
+mod kind;
 mod panel;
 mod pick;
+mod unpack;
 
 pub use column::{Column, Columns, Stored, Term};
 

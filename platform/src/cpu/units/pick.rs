@@ -1,8 +1,8 @@
 //! Which elements matter: positive gates, rows of the head that can still win.
 
-use super::super::vector::lanes::Lanes;
 use super::super::vector::multiversion;
 use super::UnitKernels;
+use super::unpack::Unpack;
 
 impl UnitKernels {
     /// The indices of the elements of `g` above 0, in order; returns how many. NaN isn't above 0.
@@ -60,19 +60,13 @@ multiversion! {
 }
 
 #[inline(always)]
-fn positives_body<L: Lanes>(_: L, g: &[f32], index: &mut [u16]) -> usize {
-    let mut n = 0;
-    for (i, &g) in g.iter().enumerate() {
-        // Written in any case and kept only if the count moves on: no branch to mispredict.
-        index[n] = i as u16;
-        n += usize::from(g > 0.0);
-    }
-    n
+fn positives_body<L: Unpack>(l: L, g: &[f32], index: &mut [u16]) -> usize {
+    l.positives(g, index)
 }
 
 #[inline(always)]
-fn above_body<L: Lanes>(
-    _: L,
+fn above_body<L: Unpack>(
+    l: L,
     estimate: &[f32],
     error: &[f32],
     h: f32,
@@ -80,14 +74,50 @@ fn above_body<L: Lanes>(
     first: u32,
     rows: &mut [u32],
 ) -> Option<usize> {
-    let mut n = 0;
-    for (v, (&estimate, &error)) in (first..).zip(estimate.iter().zip(error)) {
-        // Not `>=`: without a number nothing is known.
-        let below = estimate + error * h < threshold;
-        if !below {
-            *rows.get_mut(n)? = v;
-            n += 1;
+    let (h, limit) = (l.splat(h), l.splat(threshold));
+    let mut found = Found { rows, n: 0 };
+    let mut at = first;
+    let (whole, last) = estimate.split_at(estimate.len() - estimate.len() % (4 * L::N));
+    let (errors, last_errors) = error.split_at(whole.len());
+    // Hardly any row gets past the first comparison: four vectors at a time, and one branch.
+    for (estimate, error) in whole
+        .chunks_exact(4 * L::N)
+        .zip(errors.chunks_exact(4 * L::N))
+    {
+        let x: [L::V; 4] = std::array::from_fn(|i| {
+            l.fma(l.take(&error[i * L::N..]), h, l.take(&estimate[i * L::N..]))
+        });
+        if !l.all_below(x, limit) {
+            for (i, x) in (0..).zip(x) {
+                found.push(l.not_below(x, limit), at + i * L::N as u32)?;
+            }
         }
+        at += 4 * L::N as u32;
     }
-    Some(n)
+    for (estimate, error) in last.chunks(L::N).zip(last_errors.chunks(L::N)) {
+        let x = l.fma(l.take_part(error, 0.0), h, l.take_part(estimate, 0.0));
+        let there = (1u32 << estimate.len()) - 1;
+        found.push(l.not_below(x, limit) & there, at)?;
+        at += estimate.len() as u32;
+    }
+    Some(found.n)
+}
+
+/// The rows found so far.
+struct Found<'a> {
+    rows: &'a mut [u32],
+    n: usize,
+}
+
+impl Found<'_> {
+    /// Row `first + i` for every bit `i`; `None` if there is no room for one.
+    #[inline(always)]
+    fn push(&mut self, mut bits: u32, first: u32) -> Option<()> {
+        while bits != 0 {
+            *self.rows.get_mut(self.n)? = first + bits.trailing_zeros();
+            self.n += 1;
+            bits &= bits - 1;
+        }
+        Some(())
+    }
 }

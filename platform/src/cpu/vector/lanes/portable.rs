@@ -109,7 +109,7 @@ impl Lanes for Portable {
 /// float has them, and one exact multiplication by 2^112 repairs the exponent's bias, subnormals
 /// included. Infinity and NaN (exponent all ones) get the rest of their exponent put back.
 #[inline(always)]
-fn f16_to_f32(bits: u16) -> f32 {
+pub(crate) fn f16_to_f32(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let rest = u32::from(bits & 0x7fff) << 13;
     let small = f32::from_bits(rest) * f32::from_bits((127 + 112) << 23);
