@@ -4,6 +4,23 @@
 //! worth than its own, and a unit that the token waits for may take the least worthy slot that is
 //! not in use. So fetching and evicting are one order, and the cache can't thrash.
 
+mod belady;
+mod fixed;
+mod lfu;
+mod log2;
+mod lru_window;
+mod oneshot;
+mod policy;
+mod refine;
+
+pub use belady::Belady;
+pub use fixed::Fixed;
+pub use lfu::Lfu;
+pub use lru_window::LruWindow;
+pub use oneshot::Oneshot;
+pub use policy::{Name, Policy};
+pub use refine::Refine;
+
 use crate::stream::policy::Worth;
 
 /// Why a unit's worth is asked.
@@ -76,5 +93,22 @@ pub trait Retain {
     /// A capped worth, if the policy has one.
     fn segment(&self) -> Option<Segment> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Seen;
+
+    /// A unit used ten tokens ago, of which the rest isn't known.
+    pub(super) fn seen(frequency: f32, prior: f32) -> Seen {
+        Seen {
+            unit: 0,
+            frequency,
+            age: 10,
+            score: f32::NAN,
+            prior,
+            next: u32::MAX,
+        }
     }
 }

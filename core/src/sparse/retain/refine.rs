@@ -1,0 +1,137 @@
+//! Ours: the probability of use, from how often a unit is used and from what its gate said.
+//!
+//! A gate's output is known for every neuron of a layer, also for those that stay closed: one that
+//! nearly opened is likelier to open for the next token. So
+//!
+//! ```text
+//! logit = BIAS + FREQUENCY * log2(frequency) + SCORE * score
+//! ```
+//!
+//! where the frequency begins as the pack's prior and the score is the pre-activation in units of its
+//! layer's root mean square, cut at 4 either way. The worth is that logit on a scale of levels. All
+//! units of a model are as big and cost as much to read, so nothing has to be divided by it; and
+//! distances to the next use are all one token, so they don't tell units apart (measured: no gain).
+//!
+//! How the constants were found: logistic regression of the discounted sum of a unit's uses in the
+//! tokens to come (factor 0.5 a token) over 600,000 units and tokens of 1,024 tokens of Python's
+//! language reference, run by a ReLU-gated SmolLM2-135M in f32; then read off on 1,024 tokens of the
+//! GNU GPL. Age, the prior as a feature beside the frequency, frequencies of two or three time scales
+//! and moving averages of the score were tried and change misses by less than 1%.
+
+use super::log2::log2;
+use super::{Cause, Retain, Seen};
+use crate::stream::policy::Worth;
+
+/// Ranks by the logit of use; reads ahead what a stage's score makes likely.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Refine {}
+
+/// Of the probability that a unit is used by one of the next tokens.
+const BIAS: f32 = 0.70;
+/// A factor of two in frequency.
+const FREQUENCY: f32 = 0.76;
+/// One root mean square of the layer's pre-activations.
+const SCORE: f32 = 0.50;
+/// Scores are cut here, as they were when the constants were found.
+const SCORE_MAX: f32 = 4.0;
+/// The mean score of units that were used, for when it isn't said.
+const SCORE_USED: f32 = 0.45;
+/// The mean score of those that were not.
+const SCORE_PASSED: f32 = -0.87;
+
+/// Of the probability that this token uses a foreseen unit, from the gate on the residual before the
+/// layer's predecessor.
+const FORESEEN_BIAS: f32 = -1.6;
+/// One root mean square of the stage's scores.
+const FORESEEN_SCORE: f32 = 3.4;
+
+/// The logit of the least worth: everything below is as good as never used.
+const LOGIT_LEAST: f32 = -10.0;
+/// Levels a unit of the logit: 254 of them reach +4.
+const LEVELS: f32 = 18.0;
+
+impl Refine {
+    /// The policy; what it knows of units is kept elsewhere.
+    pub fn new() -> Self {
+        Self {}
+    }
+}
+
+/// `score` where it is known, cut to what the constants hold for.
+fn known(score: f32, otherwise: f32) -> f32 {
+    if score.is_nan() {
+        otherwise
+    } else {
+        score.clamp(-SCORE_MAX, SCORE_MAX)
+    }
+}
+
+impl Retain for Refine {
+    fn worth(&mut self, seen: &Seen, cause: Cause) -> Worth {
+        let kept = |score: f32| BIAS + FREQUENCY * log2(seen.frequency) + SCORE * score;
+        let logit = match cause {
+            Cause::Used { .. } => kept(known(seen.score, SCORE_USED)),
+            Cause::Passed => kept(known(seen.score, SCORE_PASSED)),
+            Cause::Foreseen => FORESEEN_BIAS + FORESEEN_SCORE * known(seen.score, 0.0),
+        };
+        let level = (logit - LOGIT_LEAST) * LEVELS;
+        Worth(Worth::LEAST.0 + level.clamp(0.0, 254.0) as u8)
+    }
+
+    fn reranks(&self) -> bool {
+        true
+    }
+
+    fn speculates(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::seen;
+    use super::*;
+
+    fn worth(frequency: f32, score: f32, cause: Cause) -> u8 {
+        let unit = Seen {
+            score,
+            ..seen(frequency, 0.1)
+        };
+        Refine::new().worth(&unit, cause).0
+    }
+
+    #[test]
+    fn frequency_and_score_both_count() {
+        assert!(worth(0.2, 0.0, Cause::Passed) > worth(0.1, 0.0, Cause::Passed));
+        assert!(worth(0.1, -0.1, Cause::Passed) > worth(0.1, -2.0, Cause::Passed));
+        assert!(
+            worth(0.1, -0.1, Cause::Passed) > worth(0.12, -2.0, Cause::Passed),
+            "one that nearly opened is worth more than one that is used a little more often"
+        );
+        let used = Cause::Used { hit: true };
+        assert!(worth(0.1, f32::NAN, used) > worth(0.1, f32::NAN, Cause::Passed));
+        assert_eq!(worth(0.1, 4.0, used), worth(0.1, 1e9, used));
+    }
+
+    #[test]
+    fn the_scale_tells_apart_what_is_near_the_edge_of_a_cache() {
+        // Half of SmolLM2's neurons are used by 4% to 30% of tokens.
+        let mut before = 0;
+        for step in 0..20 {
+            let frequency = 0.04 * 1.12f32.powi(step);
+            let now = worth(frequency, -0.5, Cause::Passed);
+            assert!(now > before, "at {frequency}");
+            before = now;
+        }
+        assert!(worth(1.0 / 65535.0, -4.0, Cause::Passed) >= 1);
+        assert!(worth(1.0, 4.0, Cause::Passed) < 255);
+    }
+
+    #[test]
+    fn what_is_surely_needed_comes_before_what_may_be() {
+        let sure = worth(0.01, 2.0, Cause::Foreseen);
+        let doubtful = worth(0.01, -0.5, Cause::Foreseen);
+        assert!(sure > worth(0.6, 0.5, Cause::Passed));
+        assert!(doubtful < worth(0.2, -0.5, Cause::Passed));
+    }
+}
