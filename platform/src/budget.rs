@@ -116,6 +116,12 @@ impl Resident {
         Self::parse(&text[..len])
     }
 
+    /// The most that was ever resident. Where /proc can't be read it is what `getrusage` tells, which
+    /// counts what the process was before it became this program too.
+    pub fn peak() -> u64 {
+        Self::read().map_or_else(peak_by_usage, |resident| resident.peak)
+    }
+
     /// Read the text of /proc/self/status. Kernels before 4.5 have no split of the total; it then
     /// all counts as anonymous.
     pub fn parse(status: &[u8]) -> Option<Self> {
@@ -127,6 +133,15 @@ impl Resident {
             shmem: kib("RssShmem:").unwrap_or(0),
         })
     }
+}
+
+/// The peak of resident memory by `getrusage`, in bytes.
+fn peak_by_usage() -> u64 {
+    use nix::sys::resource::{UsageWho, getrusage};
+    let usage = getrusage(UsageWho::RUSAGE_SELF);
+    usage.map_or(0, |usage| {
+        u64::try_from(usage.max_rss()).unwrap_or(0) * 1024
+    })
 }
 
 /// The number after `key` at the start of a line: `VmHWM:     1234 kB`, `active_file 4096`.
@@ -183,6 +198,10 @@ mod tests {
             "{before:?} {after:?}"
         );
         assert!(after.peak >= 32 << 20);
+        // The other count may have more, from before, but not less.
+        let (peak, by_usage) = (Resident::peak(), peak_by_usage());
+        assert!(peak >= after.peak);
+        assert!(by_usage >= after.peak && by_usage < 1 << 45, "{by_usage}");
         drop(block);
         let here = available().unwrap();
         assert!(here.bytes > 0 && here.bytes < 1 << 50, "{here}");

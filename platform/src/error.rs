@@ -39,7 +39,7 @@ pub enum Error {
     Signal(i32),
     /// The reader of our output has gone.
     ClosedPipe,
-    /// A process that we started failed with this exit code, and has told why.
+    /// Why the exit code is this has been told already.
     Told(i32),
 }
 
@@ -56,6 +56,12 @@ impl Error {
             Self::ClosedPipe => 141,
             Self::Told(code) => *code,
         }
+    }
+
+    /// What went wrong on one line, without tables.
+    pub fn headline(&self) -> String {
+        let text = self.to_string();
+        text.lines().next().unwrap_or_default().to_owned()
     }
 
     /// A model error.
@@ -97,7 +103,7 @@ impl fmt::Display for Error {
             }
             Self::Signal(signal) => write!(f, "stopped by signal {signal}"),
             Self::ClosedPipe => f.write_str("the reader of the output has gone"),
-            Self::Told(code) => write!(f, "a process for a test ended with exit code {code}"),
+            Self::Told(code) => write!(f, "failed with exit code {code}"),
         }
     }
 }

@@ -4,6 +4,7 @@ pub mod alloc;
 pub mod arena;
 pub mod budget;
 pub mod cli;
+pub mod closed;
 pub mod cpu;
 pub mod error;
 pub mod fetch;

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde_json::{Map, Value, json};
 
 use super::output::{Out, say};
-use super::setup::{self, Need, runs_a_model};
+use super::setup::{self, Longest, Need, runs_a_model};
 use crate::alloc::Counting;
 use crate::budget::{Resident, held};
 use crate::error::{Error, mib};
 use crate::io::{Source, probe};
+use crate::run::model::Info;
 use crate::run::session::{Memory, Session};
 
 /// How the storage is probed: as the engine reads, in pieces of this size, for this long.
@@ -86,22 +87,32 @@ impl Bench {
         };
         let bandwidth = self.probe()?;
         let mut out = Out::new();
-        if markdown {
-            out.write(table_head().as_bytes())?;
-        }
+        let mut head = markdown.then(table_head);
         let budgets: Vec<Option<&str>> = match &self.budget {
             None => vec![None],
             Some(list) => list.split(',').map(|item| Some(item.trim())).collect(),
         };
-        for budget in budgets {
+        let mut result = Ok(());
+        for budget in &budgets {
             for index in 0..tests.len() {
-                let mut object = self.start(budget, index)?;
-                finish(&mut object, bandwidth);
+                let mut object = self.start(*budget, index)?;
+                if let Some(error) = too_small(&object) {
+                    // One of several says so in its row, and the others are measured all the same.
+                    if budgets.len() == 1 {
+                        return Err(error);
+                    }
+                    say(&format!("leanstream: {error}"));
+                    result = Err(Error::Told(error.exit_code()));
+                    object.remove("table");
+                } else {
+                    finish(&mut object, bandwidth);
+                }
                 let line = if markdown {
                     table_row(&object)
                 } else {
                     format!("{}\n", Value::Object(object))
                 };
+                let line = head.take().unwrap_or_default() + &line;
                 out.write(line.as_bytes())?;
             }
         }
@@ -115,7 +126,7 @@ impl Bench {
                 say(&line);
             }
         }
-        Ok(())
+        result
     }
 
     /// Bytes per second of the storage under the model.
@@ -182,14 +193,20 @@ impl Bench {
         }
         let mut child = command.spawn().map_err(failed)?;
         let output = child.stdout.take().expect("its output was asked for");
-        let read = setup::read(&output, Path::new("a test's process"), setup::TEXT_MAX);
+        let longest = Longest {
+            bytes: setup::TEXT_MAX,
+            why: "more than a test has to say",
+        };
+        let read = setup::read(&output, Path::new("a test's process"), longest);
         if read.is_err() {
             // Stopped: so must the test be, and what it says no longer matters.
             let _ = child.kill();
         }
         let status = child.wait().map_err(failed)?;
         match serde_json::from_slice(&read?) {
-            Ok(Value::Object(object)) if status.success() => Ok(object),
+            Ok(Value::Object(object)) if status.success() || too_small(&object).is_some() => {
+                Ok(object)
+            }
             _ => Err(match status.code() {
                 Some(code) if code != 0 => Error::Told(code),
                 _ => Error::Runtime(format!("a test's process ended with {status}")),
@@ -208,7 +225,10 @@ impl Bench {
             score: false,
         };
         let options = self.machine().options(&info, need)?;
-        let mut memory = Memory::new(&info, &mut weights, &options, held())?;
+        let mut memory = match Memory::new(&info, &mut weights, &options, held()) {
+            Ok(memory) => memory,
+            Err(error) => return Err(tell(error, &info, options.threads, test)),
+        };
         let arena = memory.plan.ledger.get(leanstream_core::ledger::Kind::Arena);
         let batch = memory.plan.batch;
         let mut session = Session::start(&info, weights, &mut memory, &options)?;
@@ -257,7 +277,7 @@ impl Bench {
             .map(|ns| tokens as f64 * 1e9 / *ns as f64)
             .collect();
         let times: Vec<f64> = samples.iter().map(|ns| *ns as f64).collect();
-        let peak = Resident::read().map_or(0, |resident| resident.peak);
+        let peak = Resident::peak();
         let all = tokens * u64::from(self.repeat);
         let object = json!({
             "build_commit": option_env!("LEANSTREAM_COMMIT").unwrap_or("unknown"),
@@ -304,6 +324,45 @@ impl Bench {
         });
         Out::new().write(format!("{object}\n").as_bytes())
     }
+}
+
+/// A budget that is too small for a test, as an object for the process that started this one.
+fn tell(error: Error, info: &Info, threads: u32, test: Test) -> Error {
+    let why = error.headline();
+    let Error::Budget {
+        budget,
+        least,
+        table,
+    } = error
+    else {
+        return error;
+    };
+    let object = json!({
+        "model_filename": info.paths[0].display().to_string(),
+        "model_type": info.kind,
+        "model_size": info.file_bytes,
+        "n_threads": threads,
+        "n_prompt": test.prompt,
+        "n_gen": test.generated,
+        "test": test.name(),
+        "budget_bytes": budget,
+        "least_budget_bytes": least,
+        "error": why,
+        "table": table,
+    });
+    match Out::new().write(format!("{object}\n").as_bytes()) {
+        Ok(()) => Error::Told(4),
+        Err(error) => error,
+    }
+}
+
+/// The error again that [`tell`] told.
+fn too_small(object: &Map<String, Value>) -> Option<Error> {
+    Some(Error::Budget {
+        least: object.get("least_budget_bytes")?.as_u64()?,
+        budget: object.get("budget_bytes")?.as_u64()?,
+        table: object.get("table")?.as_str()?.to_owned(),
+    })
 }
 
 /// Adds what only the starting process knows.
@@ -369,6 +428,17 @@ fn table_row(object: &Map<String, Value>) -> String {
             .and_then(Value::as_f64)
             .map_or("-".into(), |x| format!("{:.2}{suffix}", x * unit))
     };
+    if object.contains_key("error") {
+        return format!(
+            "| {} | {} | {} | - | {} | {} | error: {} | - | - | - | - |\n",
+            text("model_type"),
+            mib(number("model_size") as u64),
+            mib(number("budget_bytes") as u64),
+            number("n_threads"),
+            text("test"),
+            text("error"),
+        );
+    }
     format!(
         "| {} | {} | {} | {} | {} | {} | {:.2} ± {:.2} | {:.2} | {} | {} | {:.0}% |\n",
         text("model_type"),

@@ -6,7 +6,7 @@ use leanstream_core::gguf::Value as Meta;
 use leanstream_core::ledger::Kind;
 use serde_json::{Value, json};
 
-use super::output::print;
+use super::output::{print, say};
 use super::setup::{self, Need, runs_a_model};
 use crate::budget::{held, parse_size};
 use crate::error::{Error, mib};
@@ -43,6 +43,12 @@ impl Inspect {
     pub(super) fn execute(&self) -> Result<(), Error> {
         let bandwidth = parse_size(&self.bandwidth, None)
             .map_err(|error| Error::Usage(format!("--bandwidth: {error}")))?;
+        if bandwidth == 0 {
+            return Err(Error::Usage(
+                "--bandwidth 0: a storage that reads nothing runs nothing; give bytes per second"
+                    .into(),
+            ));
+        }
         let headers = Headers::open(&self.model.0)?;
         let (metadata, tensors) = headers.with(|shards, _| {
             let metadata: Vec<(String, String)> = shards[0]
@@ -70,8 +76,18 @@ impl Inspect {
             Some(list) => list.split(',').map(|item| Some(item.trim())).collect(),
         };
         let mut plans = Vec::new();
+        let several = budgets.len() > 1;
+        let mut result = Ok(());
         for budget in budgets {
-            plans.push(self.plan(budget, bandwidth)?);
+            plans.push(match self.plan(budget, bandwidth) {
+                // One that is too small says so; the others are shown all the same.
+                Err(error @ Error::Budget { .. }) if several => {
+                    say(&format!("leanstream: {error}"));
+                    result = Err(Error::Told(error.exit_code()));
+                    no_plan(&error)
+                }
+                other => other?,
+            });
         }
         if self.json {
             let metadata: serde_json::Map<String, Value> = metadata
@@ -79,10 +95,11 @@ impl Inspect {
                 .map(|(key, value)| (key, value.into()))
                 .collect();
             let plans: Vec<&Value> = plans.iter().map(|(plan, _)| plan).collect();
-            return print(&format!(
+            print(&format!(
                 "{}\n",
                 json!({ "metadata": metadata, "tensors": tensors, "plans": plans })
-            ));
+            ))?;
+            return result;
         }
         let mut out = String::new();
         // Writing to a String can't fail.
@@ -106,7 +123,8 @@ impl Inspect {
         for (_, text) in &plans {
             let _ = write!(out, "\n{text}");
         }
-        print(&out)
+        print(&out)?;
+        result
     }
 
     /// The plan for one budget, as JSON and as text.
@@ -181,6 +199,20 @@ impl Inspect {
         );
         Ok((object, text))
     }
+}
+
+/// What stands for the plan of a budget that is too small.
+fn no_plan(error: &Error) -> (Value, String) {
+    let Error::Budget { budget, least, .. } = error else {
+        unreachable!("only budgets that are too small have no plan");
+    };
+    let why = error.headline();
+    let object = json!({
+        "budget_bytes": budget,
+        "least_budget_bytes": least,
+        "error": why,
+    });
+    (object, format!("{why}\n"))
 }
 
 /// A metadata value on one line.

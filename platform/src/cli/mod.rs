@@ -14,7 +14,7 @@ mod verify;
 
 use std::ffi::OsString;
 
-use argh::FromArgs;
+use argh::{FromArgs, SubCommands};
 
 use crate::alloc::Counting;
 use crate::error::Error;
@@ -44,8 +44,19 @@ enum Command {
 
 /// Runs the process's command and returns its exit code. Whatever goes wrong is told on stderr.
 pub fn main(args: impl IntoIterator<Item = OsString>, allocator: &Counting) -> i32 {
-    match dispatch(args, allocator) {
+    let args = args::normalise(args);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match dispatch(&args, allocator) {
         Ok(()) => 0,
+        Err(Error::Usage(why)) => {
+            let command = args.first().filter(|first| is_command(first));
+            let of = command.map_or(String::new(), |command| format!("{command} "));
+            output::say(&format!(
+                "leanstream: {}\nTry 'leanstream {of}--help'.",
+                why.trim_end()
+            ));
+            Error::Usage(why).exit_code()
+        }
         Err(error) => {
             // A reader that has gone away asked for no message, nor did a signal's sender.
             if !matches!(error, Error::ClosedPipe | Error::Signal(_) | Error::Told(_)) {
@@ -56,18 +67,15 @@ pub fn main(args: impl IntoIterator<Item = OsString>, allocator: &Counting) -> i
     }
 }
 
-fn dispatch(args: impl IntoIterator<Item = OsString>, allocator: &Counting) -> Result<(), Error> {
-    let args = args::normalise(args);
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let top = match Top::from_args(&["leanstream"], &args) {
+fn is_command(name: &str) -> bool {
+    Command::COMMANDS.iter().any(|known| known.name == name)
+}
+
+fn dispatch(args: &[&str], allocator: &Counting) -> Result<(), Error> {
+    let top = match Top::from_args(&["leanstream"], args) {
         Ok(top) => top,
         Err(early) if early.status.is_ok() => return output::print(&early.output),
-        Err(early) => {
-            return Err(Error::Usage(format!(
-                "{}\nTry 'leanstream --help'.",
-                early.output.trim_end()
-            )));
-        }
+        Err(early) => return Err(Error::Usage(early.output)),
     };
     if top.version {
         return output::print(concat!("leanstream ", env!("CARGO_PKG_VERSION"), "\n"));
@@ -81,8 +89,6 @@ fn dispatch(args: impl IntoIterator<Item = OsString>, allocator: &Counting) -> R
         Some(Command::Pack(command)) => command.execute(),
         Some(Command::Bench(command)) => command.execute(allocator),
         Some(Command::Demo(command)) => command.execute(allocator),
-        None => Err(Error::Usage(
-            "no command was given. Try 'leanstream --help'.".into(),
-        )),
+        None => Err(Error::Usage("no command was given".into())),
     }
 }

@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
+use crate::closed;
 use crate::error::Error;
 
 /// Standard output, written at once and checked.
@@ -21,8 +22,12 @@ impl Out {
     /// Writes all of `bytes` and flushes, so that a reader at the other end of a pipe sees them now.
     ///
     /// # Errors
-    /// [`Error::ClosedPipe`] when the reader has gone, [`Error::Io`] when the disk is full.
+    /// [`Error::ClosedPipe`] when the reader has gone, [`Error::Io`] when the disk is full or there is
+    /// no stdout.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        if closed::stdout() {
+            return Err(failed(io::Error::from_raw_os_error(libc::EBADF)));
+        }
         let mut lock = self.stdout.lock();
         lock.write_all(bytes)
             .and_then(|()| lock.flush())

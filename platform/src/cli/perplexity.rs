@@ -73,7 +73,7 @@ impl Perplexity {
         let text = setup::text(
             self.prompt.as_ref(),
             self.file.as_ref(),
-            self.budget.as_deref(),
+            Some(&self.machine()),
         )?;
         let (info, mut weights) = self.machine().load()?;
         let chunk = self.ctx_size as usize;
@@ -137,7 +137,7 @@ impl Perplexity {
             ));
         }
         let stats = session.stats();
-        let peak = Resident::read().map_or(0, |resident| resident.peak);
+        let peak = Resident::peak();
         if self.json {
             let summary = json!({
                 "perplexity": sums.perplexity(),

@@ -11,7 +11,8 @@ use super::setup::{self, Machine, Need, runs_a_model};
 use crate::alloc::Counting;
 use crate::budget::{Resident, held};
 use crate::error::{Error, mib};
-use crate::run::model::Info;
+use crate::run::advice::budget_for_batch;
+use crate::run::model::{Info, Weights};
 use crate::run::session::{Memory, Options, Session, Stats};
 use crate::sample::{Params, Sampler};
 use crate::text::{self, Utf8Stream};
@@ -75,6 +76,9 @@ runs_a_model! {
     }
 }
 
+/// Tokens of a prompt batch beyond which reading the weights is a small part of its time.
+const BATCH_GOOD: u32 = 128;
+
 /// Why generation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stop {
@@ -99,7 +103,7 @@ pub(super) struct Job<'a> {
     pub machine: Machine<'a>,
     /// The prompt's bytes.
     pub prompt: Vec<u8>,
-    /// Most tokens to generate; below 0 there is no limit.
+    /// Most tokens to generate; at -1 there is no limit.
     pub predict: i64,
     /// Positions, if they were given.
     pub context: Option<u32>,
@@ -149,15 +153,21 @@ impl Run {
             seed: self.seed.unwrap_or_else(seed_from_clock),
         };
         check(&params)?;
+        let predict = self.predict.unwrap_or(PREDICT_DEFAULT);
+        if predict < -1 {
+            return Err(Error::Usage(format!(
+                "-n {predict}: 0 or more tokens, or -1 for as many as there are"
+            )));
+        }
         execute(
             Job {
                 machine: self.machine(),
                 prompt: setup::text(
                     self.prompt.as_ref(),
                     self.file.as_ref(),
-                    self.budget.as_deref(),
+                    Some(&self.machine()),
                 )?,
-                predict: self.predict.unwrap_or(PREDICT_DEFAULT),
+                predict,
                 context: self.ctx_size,
                 params,
                 ignore_eos: self.ignore_eos,
@@ -230,17 +240,46 @@ pub(super) fn execute(job: Job<'_>, allocator: &Counting) -> Result<(), Error> {
     }
     tokens.shrink_to_fit();
     let (context, limit) = room(&info, tokens.len(), job.predict, job.context)?;
+    // The last token needs no place.
+    let fitting = u64::from(context) - tokens.len() as u64 + 1;
+    if limit != u64::MAX && limit > fitting {
+        say(&format!(
+            "leanstream: -n {limit}: a context of {context} has room for {fitting} tokens after the prompt; {}",
+            match job.context {
+                Some(_) => "a larger -c has more",
+                None => "the model was made for no more",
+            }
+        ));
+    }
     let need = Need {
         context,
         prompt: tokens.len() as u32,
         score: false,
     };
     let options = job.machine.options(&info, need)?;
-    let memory = Memory::new(&info, &mut weights, &options, held())?;
-    let mut memory = memory;
+    let mut memory = Memory::new(&info, &mut weights, &options, held())?;
+    if let Some(advice) = batch_advice(&info, &weights, &memory, tokens.len()) {
+        say(&advice);
+    }
     let session = Session::start(&info, weights, &mut memory, &options)?;
     let outcome = generate(session, &info, &tokens, limit, &job, allocator)?;
     report(&job, &info, &options, tokens.len(), &outcome)
+}
+
+/// A word about a long prompt in small batches, each of which reads all weights: what budget would do
+/// better.
+fn batch_advice(info: &Info, weights: &Weights, memory: &Memory, prompt: usize) -> Option<String> {
+    let (batch, request) = (memory.plan.batch, &memory.request);
+    if request.batch.is_some() || batch >= BATCH_GOOD || prompt < 4 * batch as usize {
+        return None;
+    }
+    let good = BATCH_GOOD.min(request.prompt);
+    let budget = budget_for_batch(info, weights, request, good)?;
+    Some(format!(
+        "leanstream: the budget has room for batches of {batch} of the prompt's {prompt} tokens, and each batch \
+         takes all weights in; --budget {}M makes them {good}",
+        budget >> 20
+    ))
 }
 
 /// Positions to make ready, and the most tokens to generate.
@@ -409,7 +448,7 @@ fn report(
     prompt: usize,
     outcome: &Outcome,
 ) -> Result<(), Error> {
-    let peak = Resident::read().map_or(0, |resident| resident.peak);
+    let peak = Resident::peak();
     let decoded = outcome.tokens.len().saturating_sub(1);
     let per_s = if decoded > 0 {
         decoded as f64 / outcome.decode_time.as_secs_f64().max(1e-9)

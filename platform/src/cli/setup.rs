@@ -255,35 +255,63 @@ fn default_budget(file_bytes: u64) -> u64 {
     }
 }
 
-/// The longest text that is read. It is held, and its tokens with it, before the budget is planned, so
-/// a budget that was given in bytes bounds it.
-fn text_max(budget: Option<&str>) -> u64 {
-    let budget = budget.and_then(|text| budget::parse_size(text, None).ok());
-    budget.map_or(TEXT_MAX, |bytes| (bytes / 16).clamp(64 << 10, TEXT_MAX))
+/// The longest text that is read, and why no more.
+#[derive(Clone, Copy)]
+pub(super) struct Longest {
+    /// Bytes.
+    pub bytes: u64,
+    /// The reason and the way out, after "is larger than N bytes, ".
+    pub why: &'static str,
 }
 
-/// A prompt or document: text from the command line, or from a file (`-` is stdin). `budget` as it was
-/// given.
+/// The text is held, and its tokens with it, before the budget is planned, so the budget bounds it.
+fn longest(machine: Option<&Machine<'_>>) -> Result<Longest, Error> {
+    let Some(machine) = machine else {
+        return Ok(Longest {
+            bytes: TEXT_MAX,
+            why: "the most that is read; give a shorter text",
+        });
+    };
+    let budget = match machine.budget {
+        None => default_budget(u64::MAX),
+        Some(text) => {
+            let model = if text.ends_with('%') {
+                let headers = model::Headers::open(machine.model)?;
+                Some(headers.files().map(|(_, bytes)| bytes).sum())
+            } else {
+                None
+            };
+            // What is no size is told with the other options.
+            budget::parse_size(text, model).unwrap_or(u64::MAX)
+        }
+    };
+    Ok(Longest {
+        bytes: (budget / 16).clamp(64 << 10, TEXT_MAX),
+        why: "a sixteenth of the budget; give a shorter text or a larger --budget",
+    })
+}
+
+/// A prompt or document: text from the command line, or from a file (`-` is stdin). `machine` where
+/// the text is for a run in its budget.
 ///
 /// # Errors
 /// Both or neither given, a file that can't be read, or a text too long for the budget.
 pub fn text(
     prompt: Option<&PathArg>,
     file: Option<&PathArg>,
-    budget: Option<&str>,
+    machine: Option<&Machine<'_>>,
 ) -> Result<Vec<u8>, Error> {
-    let max = text_max(budget);
     match (prompt, file.map(|file| file.0.as_path())) {
         (Some(prompt), None) => Ok(prompt.0.as_os_str().as_bytes().to_vec()),
         (None, Some(path)) if path == Path::new("-") => {
-            read(&std::io::stdin(), Path::new("stdin"), max)
+            read(&std::io::stdin(), Path::new("stdin"), longest(machine)?)
         }
         (None, Some(path)) => {
             // Without waiting for a pipe's writer, which would be deaf to signals.
             let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
             let file = rustix::fs::open(path, flags, Mode::empty())
                 .map_err(|error| Error::io(path, "open it", error.into()))?;
-            read(&file, path, max)
+            read(&file, path, longest(machine)?)
         }
         (Some(_), Some(_)) => Err(Error::Usage("give -p TEXT or -f FILE, not both".into())),
         (None, None) => Err(Error::Usage(
@@ -293,7 +321,7 @@ pub fn text(
 }
 
 /// Reads all of it. A pipe may stay silent for ever, so a signal is looked for while waiting.
-pub(super) fn read(from: &impl AsFd, path: &Path, max: u64) -> Result<Vec<u8>, Error> {
+pub(super) fn read(from: &impl AsFd, path: &Path, longest: Longest) -> Result<Vec<u8>, Error> {
     let failed = |error: Errno| Error::io(path, "read it", error.into());
     let mut bytes = Vec::new();
     let mut part = vec![0; 64 << 10];
@@ -311,11 +339,12 @@ pub(super) fn read(from: &impl AsFd, path: &Path, max: u64) -> Result<Vec<u8>, E
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(error) => return Err(failed(error)),
         }
-        if bytes.len() as u64 > max {
+        if bytes.len() as u64 > longest.bytes {
             return Err(Error::Usage(format!(
-                "{}: is larger than {max} bytes, the most that is read (a sixteenth of --budget); give a shorter \
-                 text or a larger budget",
+                "{}: is larger than {} bytes, {}",
                 path.display(),
+                longest.bytes,
+                longest.why,
             )));
         }
     }

@@ -19,7 +19,7 @@ pub struct Tokenize {
     /// the text
     #[argh(option, short = 'p')]
     prompt: Option<PathArg>,
-    /// read the text from a file, '-' for stdin
+    /// read the text from a file, '-' for stdin; at most 256 MiB
     #[argh(option, short = 'f')]
     file: Option<PathArg>,
     /// print a JSON list of ids

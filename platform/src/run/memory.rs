@@ -56,7 +56,7 @@ fn margin_of(bytes: u64) -> u64 {
 
 /// By how much the pages that a process holds when it plans differ from run to run: 160 KiB were seen
 /// in 60 runs side by side, by how the kernel maps a library's pages ahead.
-const HELD_VARIES: u64 = 256 << 10;
+pub(super) const HELD_VARIES: u64 = 256 << 10;
 
 /// What the run asks for.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,6 @@
 //! Running a model inside a budget: loading, planning memory, and passes over the weights.
 
+pub mod advice;
 pub mod attend;
 pub mod buffers;
 pub mod cells;

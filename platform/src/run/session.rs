@@ -67,6 +67,8 @@ pub struct Options {
 pub struct Memory {
     /// Who holds what.
     pub plan: MemoryPlan,
+    /// What it was planned from.
+    pub request: Request,
     source: Arc<Source>,
     pieces: Vec<Piece>,
     steps: Vec<Step>,
@@ -97,22 +99,19 @@ impl Memory {
             )
         })?;
         let align = source.align();
-        let plan = memory::plan(
-            info,
-            weights,
-            &Request {
-                budget: options.budget,
-                held,
-                context: options.context,
-                prompt: options.prompt,
-                batch: options.batch,
-                score: options.score,
-                threads: options.threads,
-                kv_type: options.kv_type,
-                align,
-                queue_depth: options.queue_depth,
-            },
-        )?;
+        let request = Request {
+            budget: options.budget,
+            held,
+            context: options.context,
+            prompt: options.prompt,
+            batch: options.batch,
+            score: options.score,
+            threads: options.threads,
+            kv_type: options.kv_type,
+            align,
+            queue_depth: options.queue_depth,
+        };
+        let plan = memory::plan(info, weights, &request)?;
         let mut pieces = Vec::with_capacity((plan.planned + plan.loose + plan.batch) as usize);
         let steps = cut(weights, info.hyper.tied, &plan, align, &mut pieces);
         let blank = Piece {
@@ -135,6 +134,7 @@ impl Memory {
             pieces,
             steps,
             plan,
+            request,
         })
     }
 }

@@ -21,6 +21,9 @@ pub const BIN: &str = env!("CARGO_BIN_EXE_leanstream");
 /// A run that takes longer hangs.
 const HANGS: Duration = Duration::from_secs(240);
 
+/// Arguments of a greedy run: runs can be compared.
+pub const GREEDY: &str = "-p the -n 12 --temp 0 --ignore-eos --budget 64M";
+
 /// What came of a run.
 #[derive(Debug)]
 pub struct Ran {
@@ -154,6 +157,15 @@ pub fn await_caught(child: &Child, signal: Signal) {
 pub fn send(child: &Child, signal: Signal) {
     await_caught(child, signal);
     kill(Pid::from_raw(child.id() as i32), signal).expect("a running child");
+}
+
+/// Checks that an object has keys.
+pub fn assert_keys(object: &Value, wanted: &[&str]) {
+    let object = object.as_object().expect("an object");
+    let has: Vec<&str> = object.keys().map(String::as_str).collect();
+    for key in wanted {
+        assert!(has.contains(key), "no {key} in {has:?}");
+    }
 }
 
 /// A small model: some hundred thousand weights.

@@ -1,0 +1,12 @@
+//! The program as scripts see it: exit codes, what goes to stdout, what is said on stderr.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod budget;
+mod commands;
+mod errors;
+mod json;
+mod run;
+mod scripts;
+mod usage;
