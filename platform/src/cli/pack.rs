@@ -51,7 +51,13 @@ pub struct Pack {
 impl Pack {
     pub(super) fn execute(&self) -> Result<(), Error> {
         let down = self.down()?;
-        let text = self.text()?;
+        let (model, out) = (&self.model.0, &self.out.0);
+        let machine = Machine {
+            budget: self.budget.as_deref(),
+            threads: self.threads,
+            ..Machine::of(model)
+        };
+        let text = self.text(&machine)?;
         let order = match &self.order {
             None => Order::Frequency,
             Some(name) => Order::from_name(name).ok_or_else(|| {
@@ -66,13 +72,7 @@ impl Pack {
                 order.name()
             )));
         }
-        let (model, out) = (&self.model.0, &self.out.0);
         pack::refuse_pack(&Headers::open(model)?)?;
-        let machine = Machine {
-            budget: self.budget.as_deref(),
-            threads: self.threads,
-            ..Machine::of(model)
-        };
         let (info, weights) = machine.load()?;
         let context = calibrate::context(&info.hyper);
         let need = Need {
@@ -118,11 +118,11 @@ impl Pack {
         }
     }
 
-    fn text(&self) -> Result<Option<Vec<u8>>, Error> {
+    fn text(&self, machine: &Machine<'_>) -> Result<Option<Vec<u8>>, Error> {
         match &self.calibrate {
             None => Ok(Some(calibrate::TEXT.into())),
             Some(none) if none.0 == Path::new("none") => Ok(None),
-            Some(_) => setup::text(None, self.calibrate.as_ref(), self.budget.as_deref()).map(Some),
+            Some(_) => setup::text(None, self.calibrate.as_ref(), Some(machine)).map(Some),
         }
     }
 
