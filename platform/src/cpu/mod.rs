@@ -34,6 +34,9 @@ pub use error::IsaError;
 pub use isa::Isa;
 pub use types::{Act, OutTile, Rows, SCRATCH_COLS, Scratch};
 
+use leanstream_core::quant::QuantType;
+use types::RowList;
+
 /// Name of the environment variable that forces an instruction set down, for tests and for boards
 /// whose kernel reports features that don't work.
 pub const ISA_VARIABLE: &str = "LEANSTREAM_ISA";
@@ -55,7 +58,7 @@ pub struct Kernels {
 #[derive(Clone, Copy, Debug)]
 struct Table {
     quantize: Quantize,
-    matvec: fn(&Rows<'_>, &Act<'_>, bool, &mut [f32]),
+    matvec: fn(&RowList<'_>, &Act<'_>, bool, &mut [f32]),
     matmul: fn(&Rows<'_>, &Act<'_>, bool, OutTile<'_>, &mut Scratch),
 }
 
@@ -173,8 +176,28 @@ impl Kernels {
     pub fn matvec(&self, weights: &Rows<'_>, act: &Act<'_>, exact: bool, out: &mut [f32]) {
         assert_eq!(act.tokens, 1, "matvec takes one token");
         assert_eq!(out.len(), weights.rows(), "one output a row");
-        check(weights, act, exact);
-        (self.table.matvec)(weights, act, exact, out);
+        let weights = RowList::together(weights);
+        check(&weights, act, exact);
+        (self.table.matvec)(&weights, act, exact, out);
+    }
+
+    /// [`Kernels::matvec`] over rows of `ty` that lie anywhere, bit for bit the same.
+    ///
+    /// # Panics
+    /// As `matvec`, or a row has another length.
+    fn matvec_apart(
+        &self,
+        rows: &[&[u8]],
+        ty: QuantType,
+        act: &Act<'_>,
+        exact: bool,
+        out: &mut [f32],
+    ) {
+        assert_eq!(act.tokens, 1, "matvec takes one token");
+        assert_eq!(out.len(), rows.len(), "one output a row");
+        let weights = RowList::apart(ty, act.cols, rows);
+        check(&weights, act, exact);
+        (self.table.matvec)(&weights, act, exact, out);
     }
 
     /// `out[token * stride + row] = weights[row] . act[token]`: the prompt path, bound by arithmetic.
@@ -193,7 +216,7 @@ impl Kernels {
         out: OutTile<'_>,
         scratch: &mut Scratch,
     ) {
-        check(weights, act, exact);
+        check(&RowList::together(weights), act, exact);
         out.check(weights.rows(), act.tokens);
         assert!(
             scratch.fits(weights.cols),
@@ -207,7 +230,7 @@ impl Kernels {
 }
 
 /// Every length an implementation relies on.
-fn check(weights: &Rows<'_>, act: &Act<'_>, exact: bool) {
+fn check(weights: &RowList<'_>, act: &Act<'_>, exact: bool) {
     assert_eq!(
         act.cols, weights.cols,
         "activations and weights have the same columns"

@@ -4,7 +4,7 @@
 
 use leanstream_core::quant::decode;
 
-use super::{ACT_GROUP, Act, OutTile, Rows, SUM_GROUP, Scratch, Table};
+use super::{ACT_GROUP, Act, OutTile, RowList, Rows, SUM_GROUP, Scratch, Table};
 
 pub(super) const TABLE: Table = Table {
     quantize,
@@ -50,8 +50,8 @@ pub(super) fn quantize(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &m
     }
 }
 
-fn matvec(weights: &Rows<'_>, act: &Act<'_>, exact: bool, out: &mut [f32]) {
-    for (row, out) in weights.bytes.chunks_exact(weights.row_bytes()).zip(out) {
+fn matvec(weights: &RowList<'_>, act: &Act<'_>, exact: bool, out: &mut [f32]) {
+    for (row, out) in weights.iter().zip(out) {
         *out = dot(weights, row, act, 0, exact);
     }
 }
@@ -63,15 +63,16 @@ fn matmul(
     mut out: OutTile<'_>,
     _scratch: &mut Scratch,
 ) {
-    for (index, row) in weights.bytes.chunks_exact(weights.row_bytes()).enumerate() {
+    let weights = RowList::together(weights);
+    for (index, row) in weights.iter().enumerate() {
         for token in 0..act.tokens {
-            out.put(token, index, dot(weights, row, act, token, exact));
+            out.put(token, index, dot(&weights, row, act, token, exact));
         }
     }
 }
 
 /// One row times one token.
-fn dot(weights: &Rows<'_>, row: &[u8], act: &Act<'_>, token: usize, exact: bool) -> f32 {
+fn dot(weights: &RowList<'_>, row: &[u8], act: &Act<'_>, token: usize, exact: bool) -> f32 {
     let chunk_bytes = CHUNK / weights.ty.block_len() * weights.ty.block_bytes();
     let mut decoded = [0f32; CHUNK];
     let mut total = 0.0;

@@ -4,6 +4,8 @@ use std::marker::PhantomData;
 
 use leanstream_core::quant::QuantType;
 
+use super::prefetch::prefetch;
+
 /// Activations of `tokens` tokens, in up to two forms. The form that a call doesn't use may be empty.
 #[derive(Clone, Copy, Debug)]
 pub struct Act<'a> {
@@ -39,10 +41,7 @@ impl Rows<'_> {
     /// `cols` isn't a positive multiple of the format's block length.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
-        assert!(self.cols > 0, "a row has weights");
-        self.ty
-            .row_bytes(self.cols)
-            .expect("columns are whole blocks of the format")
+        row_bytes(self.ty, self.cols)
     }
 
     /// How many rows.
@@ -62,8 +61,101 @@ impl Rows<'_> {
     /// True where these weights meet f32 activations rather than int8 ones.
     #[must_use]
     pub fn uses_f32(&self, exact: bool) -> bool {
-        exact || matches!(self.ty, QuantType::F32 | QuantType::F16 | QuantType::BF16)
+        uses_f32(self.ty, exact)
     }
+}
+
+/// The rows that a matvec goes through, in order: one after the other in memory, or anywhere.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowList<'a> {
+    pub ty: QuantType,
+    pub cols: usize,
+    place: Place<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place<'a> {
+    /// Whole rows.
+    Together(&'a [u8]),
+    /// Each a whole row.
+    Apart(&'a [&'a [u8]]),
+}
+
+impl<'a> RowList<'a> {
+    pub(super) fn together(rows: &Rows<'a>) -> Self {
+        Self {
+            ty: rows.ty,
+            cols: rows.cols,
+            place: Place::Together(rows.bytes),
+        }
+    }
+
+    /// Panics unless each of `rows` is a row of `cols` weights.
+    pub(super) fn apart(ty: QuantType, cols: usize, rows: &'a [&'a [u8]]) -> Self {
+        let row_bytes = row_bytes(ty, cols);
+        assert!(
+            rows.iter().all(|row| row.len() == row_bytes),
+            "each row is {row_bytes} bytes"
+        );
+        Self {
+            ty,
+            cols,
+            place: Place::Apart(rows),
+        }
+    }
+
+    /// The bytes of each row.
+    #[inline(always)]
+    pub(super) fn iter(&self) -> RowIter<'a> {
+        match self.place {
+            Place::Together(bytes) => {
+                RowIter::Together(bytes.chunks_exact(row_bytes(self.ty, self.cols)))
+            }
+            Place::Apart(rows) => RowIter::Apart(rows),
+        }
+    }
+
+    /// See [`Rows::uses_f32`].
+    pub(super) fn uses_f32(&self, exact: bool) -> bool {
+        uses_f32(self.ty, exact)
+    }
+}
+
+/// See [`RowList::iter`].
+pub(super) enum RowIter<'a> {
+    Together(std::slice::ChunksExact<'a, u8>),
+    Apart(&'a [&'a [u8]]),
+}
+
+impl<'a> Iterator for RowIter<'a> {
+    type Item = &'a [u8];
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<&'a [u8]> {
+        match self {
+            // In order, where the processor's own prefetchers know what comes next.
+            Self::Together(rows) => rows.next(),
+            Self::Apart(rows) => {
+                let (row, rest) = rows.split_first()?;
+                if let Some(soon) = rest.get(1) {
+                    // The start of a long row; the rest then comes in order.
+                    prefetch(&soon[..soon.len().min(1024)]);
+                }
+                *rows = rest;
+                Some(row)
+            }
+        }
+    }
+}
+
+fn row_bytes(ty: QuantType, cols: usize) -> usize {
+    assert!(cols > 0, "a row has weights");
+    ty.row_bytes(cols)
+        .expect("columns are whole blocks of the format")
+}
+
+fn uses_f32(ty: QuantType, exact: bool) -> bool {
+    exact || matches!(ty, QuantType::F32 | QuantType::F16 | QuantType::BF16)
 }
 
 /// Where a matmul writes: element (token, row) goes to `start[token * stride + row]`.

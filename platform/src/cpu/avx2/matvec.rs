@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::scales::{CHUNK, GROUPS};
-use super::super::{Act, Rows};
+use super::super::{Act, RowList};
 use super::codes::Codes;
 use super::simd::{Dot, F16c, decode, groups_of_a_chunk, sum8};
 
@@ -12,9 +12,8 @@ use super::simd::{Dot, F16c, decode, groups_of_a_chunk, sum8};
 /// # Safety
 /// The machine has what `D` needs; lengths are as [`super::super::Kernels::matvec`] checks them.
 #[inline(always)]
-pub(super) unsafe fn rows<F: Codes, D: Dot>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32]) {
-    let rows = weights.bytes.chunks_exact(weights.row_bytes());
-    for (row, out) in rows.zip(out) {
+pub(super) unsafe fn rows<F: Codes, D: Dot>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32]) {
+    for (row, out) in weights.iter().zip(out) {
         // SAFETY: the caller's.
         *out = unsafe { row_dot::<F, D>(row, act) };
     }
@@ -144,9 +143,8 @@ unsafe fn add_mins<F: Codes>(s: __m256, m: __m256, code_sums: __m256, total: &mu
 /// # Safety
 /// That of [`rows`].
 #[inline(always)]
-pub(super) unsafe fn rows_exact<F: Codes>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32]) {
-    let rows = weights.bytes.chunks_exact(weights.row_bytes());
-    for (row, out) in rows.zip(out) {
+pub(super) unsafe fn rows_exact<F: Codes>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32]) {
+    for (row, out) in weights.iter().zip(out) {
         // SAFETY: the caller's.
         *out = unsafe { row_dot_exact::<F>(row, act.x) };
     }

@@ -17,7 +17,7 @@ use std::arch::x86_64::*;
 
 use super::scalar::TINY;
 use super::scales::for_format;
-use super::{ACT_GROUP, Act, OutTile, Rows, SUM_GROUP, Scratch, Table};
+use super::{ACT_GROUP, Act, OutTile, RowList, Rows, SUM_GROUP, Scratch, Table};
 use codes::Codes;
 use simd::{Plain, Vnni};
 
@@ -88,13 +88,13 @@ macro_rules! entries {
 }
 
 entries! {
-    "avx2,fma,f16c": matvec_plain<F: Codes>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32])
+    "avx2,fma,f16c": matvec_plain<F: Codes>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32])
         matvec::rows::<F, Plain>;
-    "avx2,fma,f16c,avxvnni": matvec_vnni<F: Codes>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32])
+    "avx2,fma,f16c,avxvnni": matvec_vnni<F: Codes>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32])
         matvec::rows::<F, Vnni>;
-    "avx2,fma,f16c": matvec_exact<F: Codes>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32])
+    "avx2,fma,f16c": matvec_exact<F: Codes>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32])
         matvec::rows_exact::<F>;
-    "avx2,fma,f16c": matvec_float<F: float::Float>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32])
+    "avx2,fma,f16c": matvec_float<F: float::Float>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32])
         float::rows::<F>;
     "avx2,fma,f16c": matmul_plain<F: Codes>(
         weights: &Rows<'_>, act: &Act<'_>, out: OutTile<'_>, scratch: &mut Scratch)

@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use super::super::{Act, OutTile, Rows, SCRATCH_COLS, Scratch};
+use super::super::{Act, OutTile, RowList, Rows, SCRATCH_COLS, Scratch};
 use super::format::{CHUNK, Format};
 use super::panel::{steps, tiles};
 use super::transpose::{reduce, transpose};
@@ -132,15 +132,13 @@ float_weights!(
 /// # Safety
 /// The lengths were checked.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn matvec<W: Weights>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32]) {
-    let row_bytes = weights.row_bytes();
-    for (row, out) in out.iter_mut().enumerate() {
+pub(super) unsafe fn matvec<W: Weights>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32]) {
+    for (row, out) in weights.iter().zip(out) {
         let mut sums = [_mm512_setzero_ps(); 4];
         for (index, cols) in steps(act.cols, CHUNK).enumerate() {
-            let offset = row * row_bytes + index * W::CHUNK_BYTES;
             // SAFETY: a chunk of this row and its activations.
             unsafe {
-                let chunk = weights.bytes.as_ptr().add(offset);
+                let chunk = row.as_ptr().add(index * W::CHUNK_BYTES);
                 let x = act.x.as_ptr().add(cols.start);
                 if cols.len() == CHUNK {
                     dot::<W>(chunk, x, CHUNK, &mut sums);

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::{Act, Rows};
+use super::super::{Act, RowList};
 use super::format::{CHUNK, Format};
 use super::transpose::reduce;
 
@@ -14,10 +14,9 @@ use super::transpose::reduce;
 /// # Safety
 /// The lengths were checked.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn matvec<F: Format>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32]) {
-    let row_bytes = weights.row_bytes();
+pub(super) unsafe fn matvec<F: Format>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32]) {
     let (chunks, left) = (act.cols / CHUNK, act.cols % CHUNK);
-    for (row, out) in weights.bytes.chunks_exact(row_bytes).zip(out) {
+    for (row, out) in weights.iter().zip(out) {
         let mut state = State::new();
         let mut p = row.as_ptr();
         for chunk in 0..chunks {

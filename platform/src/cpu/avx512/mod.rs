@@ -27,7 +27,7 @@ mod transpose;
 
 use leanstream_core::quant::QuantType;
 
-use super::{Act, OutTile, Rows, Scratch, Table};
+use super::{Act, OutTile, RowList, Rows, Scratch, Table};
 use float::{Bf16, F16, F32, Quant};
 use format::{Format, Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use kquant::{Q2K, Q3K, Q4K, Q5K, Q6K};
@@ -43,7 +43,7 @@ fn quantize(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
     unsafe { quantize::quantize(x, codes, scales, sums) }
 }
 
-fn matvec(weights: &Rows<'_>, act: &Act<'_>, exact: bool, out: &mut [f32]) {
+fn matvec(weights: &RowList<'_>, act: &Act<'_>, exact: bool, out: &mut [f32]) {
     let entry = entry(weights.ty);
     let kernel = if exact {
         entry.matvec_f32
@@ -73,7 +73,7 @@ struct Entry {
     matmul_f32: Matmul,
 }
 
-type Matvec = unsafe fn(&Rows<'_>, &Act<'_>, &mut [f32]);
+type Matvec = unsafe fn(&RowList<'_>, &Act<'_>, &mut [f32]);
 type Matmul = unsafe fn(&Rows<'_>, &Act<'_>, OutTile<'_>, &mut Scratch);
 
 const fn quant<F: Format>() -> Entry {

@@ -3,7 +3,7 @@
 use std::arch::aarch64::*;
 
 use super::super::scales::CHUNK;
-use super::super::{Act, OutTile, Rows, Scratch};
+use super::super::{Act, OutTile, RowList, Rows, Scratch};
 use super::codes::Codes;
 use super::simd::{Fcvtl, decode, groups_of_a_chunk, transpose, widen4};
 
@@ -74,9 +74,8 @@ unsafe fn few<F: Float>(at: *const u8, n: usize) -> float32x4_t {
 /// # Safety
 /// Lengths are as [`super::super::Kernels::matvec`] checks them.
 #[inline(always)]
-pub(super) unsafe fn rows<F: Float>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32]) {
-    let rows = weights.bytes.chunks_exact(weights.row_bytes());
-    for (row, out) in rows.zip(out) {
+pub(super) unsafe fn rows<F: Float>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32]) {
+    for (row, out) in weights.iter().zip(out) {
         // SAFETY: the caller's.
         *out = unsafe { row_dot::<F>(row.as_ptr(), act.x) };
     }

@@ -3,7 +3,7 @@
 use std::arch::aarch64::*;
 
 use super::super::scales::{CHUNK, GROUPS};
-use super::super::{Act, Rows};
+use super::super::{Act, RowList};
 use super::codes::Codes;
 use super::dot::Dot;
 use super::simd::{Fcvtl, decode, groups_of_a_chunk};
@@ -13,9 +13,8 @@ use super::simd::{Fcvtl, decode, groups_of_a_chunk};
 /// # Safety
 /// The machine has what `D` needs; lengths are as [`super::super::Kernels::matvec`] checks them.
 #[inline(always)]
-pub(super) unsafe fn rows<F: Codes, D: Dot>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32]) {
-    let rows = weights.bytes.chunks_exact(weights.row_bytes());
-    for (row, out) in rows.zip(out) {
+pub(super) unsafe fn rows<F: Codes, D: Dot>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32]) {
+    for (row, out) in weights.iter().zip(out) {
         // SAFETY: the caller's.
         *out = unsafe { row_dot::<F, D>(row, act) };
     }
@@ -127,9 +126,8 @@ unsafe fn add_chunk<F: Codes, D: Dot>(
 /// # Safety
 /// Lengths are as [`super::super::Kernels::matvec`] checks them.
 #[inline(always)]
-pub(super) unsafe fn rows_exact<F: Codes>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32]) {
-    let rows = weights.bytes.chunks_exact(weights.row_bytes());
-    for (row, out) in rows.zip(out) {
+pub(super) unsafe fn rows_exact<F: Codes>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32]) {
+    for (row, out) in weights.iter().zip(out) {
         // SAFETY: the caller's.
         *out = unsafe { row_dot_exact::<F>(row, act.x) };
     }

@@ -19,7 +19,7 @@ use std::arch::aarch64::*;
 
 use super::scalar::TINY;
 use super::scales::for_format;
-use super::{ACT_GROUP, Act, OutTile, Rows, SUM_GROUP, Scratch, Table};
+use super::{ACT_GROUP, Act, OutTile, RowList, Rows, SUM_GROUP, Scratch, Table};
 use codes::Codes;
 use dot::{DotProduct, MatrixProduct, Widening};
 
@@ -73,13 +73,13 @@ macro_rules! entries {
 }
 
 entries! {
-    "neon": matvec_widening<F: Codes>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32])
+    "neon": matvec_widening<F: Codes>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32])
         matvec::rows::<F, Widening>;
-    "neon,dotprod": matvec_dot<F: Codes>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32])
+    "neon,dotprod": matvec_dot<F: Codes>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32])
         matvec::rows::<F, DotProduct>;
-    "neon": matvec_exact<F: Codes>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32])
+    "neon": matvec_exact<F: Codes>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32])
         matvec::rows_exact::<F>;
-    "neon": matvec_float<F: float::Float>(weights: &Rows<'_>, act: &Act<'_>, out: &mut [f32])
+    "neon": matvec_float<F: float::Float>(weights: &RowList<'_>, act: &Act<'_>, out: &mut [f32])
         float::rows::<F>;
     "neon": matmul_widening<F: Codes>(
         weights: &Rows<'_>, act: &Act<'_>, out: OutTile<'_>, scratch: &mut Scratch)

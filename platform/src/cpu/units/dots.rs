@@ -2,8 +2,11 @@
 
 use leanstream_core::quant::QuantType;
 
-use super::super::{Act, Rows};
+use super::super::Act;
 use super::UnitKernels;
+
+/// Rows whose addresses are gathered before the kernel runs over them.
+const BATCH: usize = 32;
 
 impl UnitKernels {
     /// `out[i] = rows[i] . act` for one token, each the very bits that [`super::super::Kernels::matvec`]
@@ -20,15 +23,11 @@ impl UnitKernels {
         out: &mut [f32],
     ) {
         let mut rows = rows.into_iter();
-        for out in out.iter_mut() {
-            let bytes = rows.next().expect("a row an output");
-            let weights = Rows {
-                ty,
-                cols: act.cols,
-                bytes,
-            };
-            self.kernels
-                .matvec(&weights, act, exact, std::slice::from_mut(out));
+        for out in out.chunks_mut(BATCH) {
+            let mut batch: [&[u8]; BATCH] = [&[]; BATCH];
+            let batch = &mut batch[..out.len()];
+            batch.fill_with(|| rows.next().expect("a row an output"));
+            self.kernels.matvec_apart(batch, ty, act, exact, out);
         }
         assert!(rows.next().is_none(), "an output a row");
     }

@@ -28,7 +28,7 @@ pub(super) trait Unpack: Lanes {
     /// # Safety
     /// `from .. from + 32` is readable and `i < 32 / N`.
     unsafe fn signed(self, from: *const u8, i: usize) -> Self::V;
-    /// Vector `i` of 32 unsigned bytes, minus `offset` (a whole number below 128).
+    /// Vector `i` of 32 bytes below 128, minus `offset` (a whole number below 128).
     ///
     /// # Safety
     /// As [`Unpack::signed`].

@@ -5,20 +5,27 @@ use core::arch::aarch64::*;
 use super::Unpack;
 use crate::cpu::vector::lanes::neon::Neon;
 
-/// Four of 16 unsigned bytes, the `i`-th, as floats.
+/// Four of 16 signed bytes, the `i`-th, as floats.
 #[inline(always)]
-fn quarter(_: Neon, bytes: uint8x16_t, i: usize) -> float32x4_t {
+fn quarter(_: Neon, bytes: int8x16_t, i: usize) -> float32x4_t {
     // SAFETY: the witness says that there is NEON.
     unsafe {
         let eight = match i < 2 {
-            true => vmovl_u8(vget_low_u8(bytes)),
-            false => vmovl_high_u8(bytes),
+            true => vmovl_s8(vget_low_s8(bytes)),
+            false => vmovl_high_s8(bytes),
         };
-        vcvtq_f32_u32(match i % 2 {
-            0 => vmovl_u16(vget_low_u16(eight)),
-            _ => vmovl_high_u16(eight),
+        vcvtq_f32_s32(match i % 2 {
+            0 => vmovl_s16(vget_low_s16(eight)),
+            _ => vmovl_high_s16(eight),
         })
     }
+}
+
+/// Bytes below 128 minus `offset`.
+#[inline(always)]
+fn centred(_: Neon, bytes: uint8x16_t, offset: f32) -> int8x16_t {
+    // SAFETY: the witness says that there is NEON.
+    unsafe { vsubq_s8(vreinterpretq_s8_u8(bytes), vdupq_n_s8(offset as i8)) }
 }
 
 impl Unpack for Neon {
@@ -27,24 +34,14 @@ impl Unpack for Neon {
     #[inline(always)]
     unsafe fn signed(self, from: *const u8, i: usize) -> float32x4_t {
         // SAFETY: the caller vouches for the bytes, `self` for NEON.
-        unsafe {
-            let bytes = vld1q_s8(from.add(i / 4 * 16).cast());
-            let eight = match i % 4 < 2 {
-                true => vmovl_s8(vget_low_s8(bytes)),
-                false => vmovl_high_s8(bytes),
-            };
-            vcvtq_f32_s32(match i % 2 {
-                0 => vmovl_s16(vget_low_s16(eight)),
-                _ => vmovl_high_s16(eight),
-            })
-        }
+        unsafe { quarter(self, vld1q_s8(from.add(i / 4 * 16).cast()), i % 4) }
     }
     #[inline(always)]
     unsafe fn unsigned(self, from: *const u8, i: usize, offset: f32) -> float32x4_t {
         // SAFETY: as in `signed`.
         unsafe {
             let bytes = vld1q_u8(from.add(i / 4 * 16));
-            vsubq_f32(quarter(self, bytes, i % 4), vdupq_n_f32(offset))
+            quarter(self, centred(self, bytes, offset), i % 4)
         }
     }
     #[inline(always)]
@@ -57,7 +54,7 @@ impl Unpack for Neon {
                 true => vzip1q_u8(low, high),
                 false => vzip2q_u8(low, high),
             };
-            vsubq_f32(quarter(self, bytes, i % 4), vdupq_n_f32(offset))
+            quarter(self, centred(self, bytes, offset), i % 4)
         }
     }
     #[inline(always)]
