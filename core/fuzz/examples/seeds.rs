@@ -1,4 +1,5 @@
-//! Writes small sound files into `corpus/gguf`, so that the fuzzer begins behind the magic.
+//! Writes small sound files into `corpus/gguf` and `corpus/pack`, so that the fuzzer begins behind the
+//! magic.
 
 use std::{fs, path::Path};
 
@@ -6,6 +7,7 @@ use std::{fs, path::Path};
 #[path = "../../tests/build/mod.rs"]
 mod build;
 
+use build::pack::{Lie, bools, pack, u32s};
 use build::{Build, array, sample, string};
 
 fn main() -> std::io::Result<()> {
@@ -54,5 +56,21 @@ fn main() -> std::io::Result<()> {
     for i in 0..150 {
         keys = keys.raw(format!("{i}"), 9, &array(8, &[string("x")]));
     }
-    write("keys", keys.file())
+    write("keys", keys.file())?;
+
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/pack");
+    fs::create_dir_all(&corpus)?;
+    fs::write(corpus.join("moved"), pack(&Lie::default()))?;
+    let anew = Lie {
+        key: "lean.down.moved",
+        value: Some((9, bools(&[0, 0]))),
+        ..Lie::default()
+    };
+    fs::write(corpus.join("anew"), pack(&anew))?;
+    let singles = Lie {
+        key: "lean.down.types",
+        value: Some((9, u32s(&[0, 30]))),
+        ..Lie::default()
+    };
+    fs::write(corpus.join("floats"), pack(&singles))
 }

@@ -1,5 +1,7 @@
 //! Builds GGUF files byte by byte, wrong ones too: every field can be given a value that lies.
 
+pub mod pack;
+
 /// A file to be. Counts follow from the lists unless they are overridden.
 #[derive(Clone)]
 pub struct Build {

@@ -10,6 +10,7 @@ use super::output::{print, say};
 use super::setup::{self, Need, runs_a_model};
 use crate::budget::{held, parse_size};
 use crate::error::{Error, mib};
+use crate::pack::check::{Described, describe};
 use crate::run::memory::table;
 use crate::run::model::{self, Headers};
 use crate::run::session::Memory;
@@ -70,8 +71,11 @@ impl Inspect {
                 .collect();
             Ok((metadata, tensors))
         })?;
+        let pack = describe(&headers)?;
         drop(headers);
         let budgets: Vec<Option<&str>> = match &self.budget {
+            // A plan of the dense model needs matrices that a pack doesn't have.
+            _ if pack.is_some() => Vec::new(),
             None => vec![None],
             Some(list) => list.split(',').map(|item| Some(item.trim())).collect(),
         };
@@ -95,10 +99,11 @@ impl Inspect {
                 .map(|(key, value)| (key, value.into()))
                 .collect();
             let plans: Vec<&Value> = plans.iter().map(|(plan, _)| plan).collect();
-            print(&format!(
-                "{}\n",
-                json!({ "metadata": metadata, "tensors": tensors, "plans": plans })
-            ))?;
+            let mut object = json!({ "metadata": metadata, "tensors": tensors, "plans": plans });
+            if let Some(pack) = &pack {
+                object["pack"] = packed(pack);
+            }
+            print(&format!("{object}\n"))?;
             return result;
         }
         let mut out = String::new();
@@ -119,6 +124,9 @@ impl Inspect {
                     mib(tensor["bytes"].as_u64().unwrap_or(0))
                 );
             }
+        }
+        if let Some(pack) = &pack {
+            let _ = write!(out, "\n{}", packed_text(pack));
         }
         for (_, text) in &plans {
             let _ = write!(out, "\n{text}");
@@ -213,6 +221,67 @@ fn no_plan(error: &Error) -> (Value, String) {
         "error": why,
     });
     (object, format!("{why}\n"))
+}
+
+/// What a pack has, as JSON.
+fn packed(pack: &Described) -> Value {
+    let layers = pack.layers.iter().map(|layer| {
+        json!({
+            "units": layer.count,
+            "unit_bytes": layer.unit_bytes,
+            "up": layer.layout.up.map(|(ty, _)| ty.name()),
+            "down": layer.down.ty().name(),
+            "moved": layer.down.is_moved(),
+        })
+    });
+    json!({
+        "source_sha256": pack.source_sha256,
+        "source_bytes": pack.source_bytes,
+        "down": pack.down,
+        "order": pack.order,
+        "calibration_tokens": pack.calibration_tokens,
+        "units_bytes": pack.unit_bytes(),
+        "layers": layers.collect::<Vec<_>>(),
+        "head": pack.head.map(|head| json!({
+            "sketch_bytes": head.sketch.bytes,
+            "unit_bytes": head.unit_bytes,
+            "row": head.row.0.name(),
+        })),
+    })
+}
+
+/// The same as text.
+fn packed_text(pack: &Described) -> String {
+    let sizes = pack.layers.iter().map(|layer| layer.unit_bytes);
+    let (least, most) = (sizes.clone().min().unwrap_or(0), sizes.max().unwrap_or(0));
+    let size = if least == most {
+        format!("{most}")
+    } else {
+        format!("{least} to {most}")
+    };
+    let calibrated = match pack.calibration_tokens {
+        0 => "not calibrated".into(),
+        tokens => format!("calibrated on {tokens} tokens"),
+    };
+    let head = pack.head.map_or("  head: not packed".into(), |head| {
+        format!(
+            "  head: a sketch of {}, and units of {} bytes ({})",
+            mib(head.sketch.bytes),
+            head.unit_bytes,
+            head.row.0
+        )
+    });
+    format!(
+        "pack of a model of {} with SHA-256 {}:\n  {} layers of {} units of {size} bytes, {} in all; {} order, \
+         {calibrated}\n  down columns: {}\n{head}\n",
+        mib(pack.source_bytes),
+        pack.source_sha256,
+        pack.hyper.layers,
+        pack.hyper.ff,
+        mib(pack.unit_bytes()),
+        pack.order,
+        pack.down,
+    )
 }
 
 /// A metadata value on one line.

@@ -15,6 +15,7 @@ use super::args::PathArg;
 use super::output::print;
 use crate::error::Error;
 use crate::fetch::hex;
+use crate::pack::check::describe;
 use crate::run::model::{Headers, Parts};
 use crate::signals;
 use crate::text::Tokenizer;
@@ -22,7 +23,8 @@ use crate::text::Tokenizer;
 /// Bytes read at a time.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Check a model's structure, that it can run, and on request every block of its weights.
+/// Check a model's structure, that it can run, every unit of a pack, and on request every block of
+/// the weights.
 #[derive(argh::FromArgs)]
 #[argh(subcommand, name = "verify")]
 pub struct Verify {
@@ -55,21 +57,26 @@ impl Verify {
         let path = &self.model.0;
         let headers = Headers::open(path)?;
         let bad = |error: &dyn std::fmt::Display| Error::model(path, error);
+        let pack = describe(&headers)?;
         let (regions, arch, version) = headers.with(|shards, tensors| {
-            let mut parts = Parts::default();
-            let hyper = plan::plan(
-                &Model {
-                    first: &shards[0],
-                    tensors,
-                },
-                &mut parts,
-            )
-            .map_err(|error| bad(&error))?;
+            let model = Model {
+                first: &shards[0],
+                tensors,
+            };
+            // A pack has units where a plan of the dense model wants matrices.
+            let hyper = match &pack {
+                Some(pack) => pack.hyper,
+                None => plan::plan(&model, &mut Parts::default()).map_err(|error| bad(&error))?,
+            };
             Tokenizer::from_gguf(&shards[0]).map_err(|error| bad(&error))?;
             Ok((regions(shards), hyper.arch.name(), shards[0].version()))
         })?;
         let files: Vec<PathBuf> = headers.files().map(|(path, _)| path.to_owned()).collect();
         drop(headers);
+        let units = match &pack {
+            Some(pack) => pack.check()?,
+            None => 0,
+        };
         let blocks = if self.blocks {
             check_blocks(&files, &regions)?
         } else {
@@ -82,7 +89,7 @@ impl Verify {
             }
         }
         if self.json {
-            let summary = json!({
+            let mut summary = json!({
                 "ok": true,
                 "architecture": arch,
                 "gguf_version": version,
@@ -90,6 +97,10 @@ impl Verify {
                 "blocks_checked": blocks,
                 "sha256": sums,
             });
+            if let Some(pack) = &pack {
+                summary["units_checked"] = units.into();
+                summary["source_sha256"] = pack.source_sha256.as_str().into();
+            }
             return print(&format!("{summary}\n"));
         }
         let mut out = format!(
@@ -97,6 +108,12 @@ impl Verify {
             path.display(),
             regions.len()
         );
+        if let Some(pack) = &pack {
+            out.push_str(&format!(
+                "{units} units: ok\npacked from a model of {} bytes with SHA-256 {}\n",
+                pack.source_bytes, pack.source_sha256
+            ));
+        }
         if self.blocks {
             out.push_str(&format!("{blocks} blocks of weights: ok\n"));
         }

@@ -29,6 +29,7 @@ use crate::fetch::hex;
 use crate::gguf_write::{Header, WriteError, Writer};
 use crate::run::model::{Headers, Info, Weights};
 use crate::run::session;
+use crate::signals;
 use calibrate::Seen;
 use columns::Columns;
 use layout::{Content, Item, Layout};
@@ -172,9 +173,11 @@ pub fn pack(
     };
     let mut writer = header.create(out).map_err(write_error)?;
     for (number, item) in layout.items.iter().enumerate() {
+        signals::check()?;
         written.item(item, &mut writer, progress)?;
         progress("packing", number as u64 + 1, layout.items.len() as u64);
     }
+    signals::check()?;
     let bytes = writer.finish().map_err(write_error)?;
     let share = |seen: &Seen| {
         let active: u64 = seen.active.iter().map(|n| u64::from(*n)).sum();

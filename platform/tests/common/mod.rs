@@ -7,6 +7,7 @@ pub mod cases;
 pub mod cli;
 pub mod golden;
 pub mod models;
+pub mod packs;
 pub mod reference;
 pub mod run;
 

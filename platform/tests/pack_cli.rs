@@ -1,0 +1,253 @@
+//! `leanstream pack` as scripts see it, and what `verify` and `inspect` say of packs.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::Scratch;
+use common::cli::{BIN, Ran, finish, larger, program, small, with};
+use common::packs::Read;
+
+fn pack(from: &Path, to: &Path, args: &str) -> Ran {
+    let mut command = program(["pack"]);
+    command.arg(from).arg(to).args(args.split_whitespace());
+    finish(command.spawn().expect("the program starts"))
+}
+
+#[test]
+fn a_pack_is_made_checked_and_shown() {
+    let scratch = Scratch::new("pack-cli");
+    let from = small(scratch.join("model.gguf"));
+    let to = scratch.join("model.lean");
+    let ran = pack(&from, &to, "--json");
+    let object = ran.json();
+    assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+    assert_eq!(object["bytes"], fs::metadata(&to).unwrap().len());
+    assert_eq!(object["down"], "moved");
+    assert_eq!(object["down_loss"], 0.0);
+    assert_eq!(object["order"], "frequency");
+    // A Q4_0 row of 256 and half a byte for each of 256 values.
+    assert_eq!(object["unit_bytes"], 144 + 128 + 4);
+    assert_eq!(
+        object["active_share"]["layers"].as_array().unwrap().len(),
+        2
+    );
+    let mean = object["active_share"]["mean"].as_f64().unwrap();
+    assert!((0.3..0.7).contains(&mean), "{mean}");
+    assert!(object["calibration_tokens"].as_u64().unwrap() > 1000);
+    assert_eq!(scratch.names(), ["model.gguf", "model.lean"]);
+
+    let sum = with("verify", &from, "--sha256 --json").json()["sha256"][0].clone();
+    assert_eq!(object["source_sha256"], sum);
+    let checked = with("verify", &to, "--blocks --json").json();
+    // Two layers of 512 neurons, and the head.
+    let head = Read::open(&to).head.unwrap().count;
+    assert_eq!(checked["units_checked"], 2 * 512 + head);
+    assert_eq!(checked["source_sha256"], sum);
+    let said = with("verify", &to, "").text();
+    assert!(
+        said.contains("units: ok") && said.contains(sum.as_str().unwrap()),
+        "{said}"
+    );
+
+    let shown = with("inspect", &to, "--no-tensors");
+    assert_eq!(shown.code, 0, "{}", shown.stderr);
+    let text = shown.text();
+    assert!(
+        text.contains("2 layers of 512 units of 276 bytes") && text.contains("frequency order"),
+        "{text}"
+    );
+    let object = with("inspect", &to, "--json").json();
+    assert_eq!(object["pack"]["layers"][1]["down"], "Q4_0");
+
+    // A plain model is neither.
+    assert!(with("inspect", &from, "--json").json()["pack"].is_null());
+    assert!(with("verify", &from, "--json").json()["units_checked"].is_null());
+
+    // Without --json nothing goes to stdout.
+    let ran = pack(&from, &to, "--calibrate none --down q4_0 --threads 1");
+    assert_eq!((ran.code, ran.stdout.len()), (0, 0), "{ran:?}");
+    assert!(
+        ran.stderr.contains("a relative loss of 0.0") && ran.stderr.contains("not calibrated"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
+fn damage_is_named() {
+    let scratch = Scratch::new("pack-damage");
+    let from = small(scratch.join("model.gguf"));
+    let to = scratch.join("model.lean");
+    assert_eq!(pack(&from, &to, "--calibrate none").code, 0);
+    let sound = Read::open(&to);
+    let (layer, head) = (sound.layers[1], sound.head.unwrap());
+    let spoil = |at: u64| {
+        let mut file = sound.file.clone();
+        file[at as usize] ^= 4;
+        fs::write(&to, file).unwrap();
+        let ran = with("verify", &to, "");
+        ran.failed(3).to_owned()
+    };
+    let units = u64::from(layer.unit_bytes);
+    // In the up row, in the column, in the CRC itself, in the last unit of all.
+    for at in [1, 200, units - 1] {
+        let said = spoil(layer.units.offset + 37 * units + at);
+        assert!(
+            said.contains("unit 37 of layer 1") && said.contains("pack the model again"),
+            "{said}"
+        );
+    }
+    let said = spoil(head.units.offset + head.units.bytes - 1);
+    assert!(
+        said.contains(&format!("unit {} of the head", head.count - 1)),
+        "{said}"
+    );
+    let said = spoil(layer.order.offset);
+    assert!(said.contains("blk.1.ffn_order says that unit"), "{said}");
+
+    // A version that isn't known.
+    let key = b"lean.version";
+    let at = sound
+        .file
+        .windows(key.len())
+        .position(|part| part == key)
+        .unwrap();
+    let mut file = sound.file.clone();
+    file[at + key.len() + 4] = 2;
+    fs::write(&to, &file).unwrap();
+    let said = with("verify", &to, "").failed(3).to_owned();
+    assert!(
+        said.contains("version 2 of the format, this program reads version 1"),
+        "{said}"
+    );
+    // Cut short.
+    fs::write(&to, &sound.file[..sound.file.len() - 5000]).unwrap();
+    let said = with("verify", &to, "").failed(3).to_owned();
+    assert!(said.contains("truncated"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_packed_is_told() {
+    let scratch = Scratch::new("pack-refused");
+    let from = small(scratch.join("model.gguf"));
+    let to = scratch.join("model.lean");
+    for (args, message) in [
+        (
+            "--down q4_k",
+            "columns can't be quantized to 'q4_k'; auto, q8_0, q5_0 or q4_0",
+        ),
+        (
+            "--order random",
+            "'random' is not an order; frequency, coactivation or file",
+        ),
+        ("--order coactivation --calibrate none", "needs calibration"),
+        ("--budget lots", "--budget"),
+        ("--threads 0", "at least one thread"),
+    ] {
+        let ran = pack(&from, &to, args);
+        assert!(ran.failed(2).contains(message), "{args}: {}", ran.stderr);
+    }
+    let empty = scratch.join("empty.txt");
+    fs::write(&empty, "").unwrap();
+    let ran = pack(&from, &to, &format!("--calibrate {}", empty.display()));
+    assert!(
+        ran.failed(2).contains("less than two tokens"),
+        "{}",
+        ran.stderr
+    );
+    let ran = pack(&from, &from, "");
+    assert!(
+        ran.failed(2).contains("is the model itself"),
+        "{}",
+        ran.stderr
+    );
+    let ran = pack(&scratch.join("none.gguf"), &to, "");
+    assert!(ran.failed(5).contains("none.gguf"), "{}", ran.stderr);
+    let ran = pack(&empty, &to, "");
+    assert!(ran.failed(3).contains("empty"), "{}", ran.stderr);
+    let ran = pack(&from, &scratch.join("no/such/model.lean"), "");
+    assert!(
+        ran.failed(5).contains("no/such/model.lean"),
+        "{}",
+        ran.stderr
+    );
+    let ran = finish(program(["pack"]).arg(&from).spawn().unwrap());
+    ran.failed(2);
+    assert_eq!(scratch.names(), ["empty.txt", "model.gguf"]);
+
+    assert_eq!(pack(&from, &to, "--calibrate none").code, 0);
+    let ran = pack(&to, &scratch.join("again.lean"), "");
+    assert!(
+        ran.failed(3).contains("is a pack already"),
+        "{}",
+        ran.stderr
+    );
+}
+
+/// The least budget that a refusal names does, and the process stays within it.
+#[test]
+fn the_budget_holds() {
+    let scratch = Scratch::new("pack-budget");
+    let from = larger(scratch.join("model.gguf"));
+    let to = scratch.join("model.lean");
+    let mut budget = "1M".to_owned();
+    let mut refusals = 0;
+    let object = loop {
+        let ran = pack(&from, &to, &format!("--json --threads 2 --budget {budget}"));
+        if ran.code == 0 {
+            break ran.json();
+        }
+        let said = ran.failed(4);
+        let (_, rest) = said.split_once("(--budget ").expect("the least budget");
+        budget = rest.split_once(')').expect("the least budget").0.to_owned();
+        refusals += 1;
+        // One refusal by packing itself, some by what calibration needs.
+        assert!(refusals < 6, "the least budget keeps growing: {budget}");
+        assert_eq!(scratch.names(), ["model.gguf"]);
+    };
+    assert!(refusals > 0);
+    let peak = object["peak_rss_bytes"].as_u64().unwrap();
+    let budget = object["budget_bytes"].as_u64().unwrap();
+    assert!(peak <= budget, "{peak} of {budget}");
+    assert!(budget < 24 << 20, "{budget}");
+    // And the pack is the one that a rich machine makes.
+    let rich = scratch.join("rich.lean");
+    assert_eq!(pack(&from, &rich, "--threads 2").code, 0);
+    assert!(fs::read(&to).unwrap() == fs::read(&rich).unwrap());
+}
+
+/// As on a full disk: the file may not grow past a limit.
+#[test]
+fn a_full_disk_leaves_nothing() {
+    let scratch = Scratch::new("pack-full");
+    let from = small(scratch.join("model.gguf"));
+    let to = scratch.join("model.lean");
+    fs::write(&to, "older").unwrap();
+    let limited = Command::new("sh")
+        .args([
+            "-c",
+            "trap '' XFSZ; ulimit -f 200; exec \"$@\"",
+            "sh",
+            BIN,
+            "pack",
+        ])
+        .arg(&from)
+        .arg(&to)
+        .args(["--calibrate", "none"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a shell");
+    let ran = finish(limited);
+    assert!(
+        ran.failed(5).contains("model.lean: cannot write"),
+        "{}",
+        ran.stderr
+    );
+    assert_eq!(scratch.names(), ["model.gguf", "model.lean"]);
+    assert_eq!(fs::read(&to).unwrap(), b"older");
+}
