@@ -11,6 +11,7 @@
 //! - [`port`]: what the engine asks of the outside world: storage and compute.
 //! - [`stream`]: the sans-I/O engine that decides what to read, compute and keep.
 //! - [`sparse`]: the same for units that are chosen while a pass runs.
+//! - [`trace`]: recorded runs over a byte slice.
 //!
 //! Not supported here: big-endian GGUF, allocation, threads, time (it arrives as an argument).
 #![no_std]
@@ -24,4 +25,5 @@ pub mod port;
 pub mod quant;
 pub mod sparse;
 pub mod stream;
+pub mod trace;
 pub mod units;

@@ -17,3 +17,4 @@ pub mod sample;
 pub mod signals;
 pub mod synth;
 pub mod text;
+pub mod trace;

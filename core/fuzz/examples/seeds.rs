@@ -1,5 +1,4 @@
-//! Writes small sound files into `corpus/gguf` and `corpus/pack`, so that the fuzzer begins behind the
-//! magic.
+//! Writes small sound files into `corpus/`, so that the fuzzer begins behind the magic.
 
 use std::{fs, path::Path};
 
@@ -72,5 +71,51 @@ fn main() -> std::io::Result<()> {
         value: Some((9, u32s(&[0, 30]))),
         ..Lie::default()
     };
-    fs::write(corpus.join("floats"), pack(&singles))
+    fs::write(corpus.join("floats"), pack(&singles))?;
+    traces(&Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/trace"))
+}
+
+/// A trace of each form.
+fn traces(corpus: &Path) -> std::io::Result<()> {
+    use leanstream_core::trace::{HAS_IMPORTANCE, HAS_SCORES, Header, tag};
+
+    fs::create_dir_all(corpus)?;
+    for flags in 0..=HAS_IMPORTANCE | HAS_SCORES {
+        let header = Header {
+            flags,
+            layers: 2,
+            units: 12,
+            unit_bytes: 1,
+            tokens: 2,
+            compute_ns: 0,
+            source_sha256: [0; 32],
+            name: [b'x'; 56],
+        };
+        let mut file = header.encode().to_vec();
+        for _token in 0..header.tokens {
+            file.extend([tag::TOKEN, 0, 0, 0, 0, 0, 0, 0, 0]);
+            for layer in 0..header.layers as u8 {
+                file.extend([tag::STAGE, layer, 0, 0, 0, 1, 0xff, 0xf]);
+                file.extend([tag::LAYER, layer, 0, 0, 0, 5, 8]);
+                if flags & HAS_IMPORTANCE != 0 {
+                    file.extend([1, 2, 3]);
+                }
+                if flags & HAS_SCORES != 0 {
+                    file.extend(0..header.units as u8);
+                }
+            }
+            file.push(tag::READ);
+            file.extend([0; 17]);
+        }
+        file.push(tag::END);
+        leanstream_core::trace::Trace::parse(&file).expect("seeds are sound");
+        fs::write(corpus.join(format!("flags-{flags}")), file)?;
+    }
+    let mut importances = b"FFNTRC1\0".to_vec();
+    for number in [2u32, 2, 3, 8, 1, 0] {
+        importances.extend(number.to_le_bytes());
+    }
+    importances.extend([0; 12]);
+    leanstream_core::trace::Importances::parse(&importances).expect("seeds are sound");
+    fs::write(corpus.join("importances"), importances)
 }

@@ -39,11 +39,13 @@ const SCORE_USED: f32 = 0.45;
 /// The mean score of those that were not.
 const SCORE_PASSED: f32 = -0.87;
 
-/// Of the probability that this token uses a foreseen unit, from the gate on the residual before the
-/// layer's predecessor.
-const FORESEEN_BIAS: f32 = -1.6;
+/// Of the probability that this token uses a foreseen unit, fitted like the others to the gate on the
+/// residual before the layer's predecessor; later stages are surer than that.
+const FORESEEN_BIAS: f32 = 0.29;
+/// A factor of two in frequency.
+const FORESEEN_FREQUENCY: f32 = 0.51;
 /// One root mean square of the stage's scores.
-const FORESEEN_SCORE: f32 = 3.4;
+const FORESEEN_SCORE: f32 = 2.9;
 
 /// The logit of the least worth: everything below is as good as never used.
 const LOGIT_LEAST: f32 = -10.0;
@@ -72,7 +74,11 @@ impl Retain for Refine {
         let logit = match cause {
             Cause::Used { .. } => kept(known(seen.score, SCORE_USED)),
             Cause::Passed => kept(known(seen.score, SCORE_PASSED)),
-            Cause::Foreseen => FORESEEN_BIAS + FORESEEN_SCORE * known(seen.score, 0.0),
+            Cause::Foreseen => {
+                FORESEEN_BIAS
+                    + FORESEEN_FREQUENCY * log2(seen.frequency)
+                    + FORESEEN_SCORE * known(seen.score, 0.0)
+            }
         };
         let level = (logit - LOGIT_LEAST) * LEVELS;
         Worth(Worth::LEAST.0 + level.clamp(0.0, 254.0) as u8)
