@@ -3,12 +3,14 @@
 //! For each type, shape and number of threads: bytes of weights per second through `matvec`, over
 //! more weights than the last-level cache holds; multiply-adds per second through `matmul`. A line
 //! is measured when it contains, for every filter, one of the filter's comma-separated parts.
-//! The first lines are the ceiling: how fast the same threads can merely read.
+//! The first lines are the ceiling: how fast the same threads can merely read. The last are the
+//! sparse path's: neurons scattered over memory, [`NEURONS`] a call.
 
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::Instant;
 
+use leanstream::cpu::units::{Columns, Stored, Term, UnitKernels};
 use leanstream::cpu::{Act, Kernels, OutTile, Rows, Scratch};
 use leanstream_core::quant::QuantType;
 
@@ -18,6 +20,12 @@ const SHAPES: [(usize, usize); 3] = [(576, 1536), (640, 2048), (3072, 8192)];
 const FOOTPRINT: usize = 256 << 20;
 /// Tokens of a `matmul`.
 const TOKENS: usize = 256;
+/// Neurons of a call on the sparse path.
+const NEURONS: usize = 30;
+/// Source blocks of 32 neurons: rows of scales.
+const BLOCKS: usize = 48;
+/// Rows of a head.
+const HEAD: usize = 262_144;
 /// Seconds a line takes, about.
 const SECONDS: f64 = 0.15;
 
@@ -65,6 +73,41 @@ fn main() {
                 }
             }
         }
+    }
+    sparse(kernels, &memory, &wanted);
+}
+
+/// The lines of the sparse path.
+fn sparse(kernels: Kernels, memory: &[Vec<u8>; 2], wanted: &dyn Fn(&str) -> bool) {
+    let columns = [
+        ("Q8_0", Stored::Moved8, 576),
+        ("Q4_0", Stored::Moved4, 4096),
+        ("Q8_0 row", Stored::Row(QuantType::Q8_0), 576),
+    ];
+    let rows = [(QuantType::Q8_0, 576), (QuantType::Q4_0, 4096)];
+    for threads in [1, 2] {
+        let show = |line: String, size: usize, bytes: &dyn Fn() -> f64| {
+            if wanted(&line) {
+                let bytes = bytes();
+                let ns = (threads * size) as f64 / bytes * 1e9;
+                println!("{line}: {:.1} GB/s {ns:.1} ns a neuron", bytes / 1e9);
+            }
+        };
+        for (name, stored, d) in columns {
+            let size = stored.bytes(d).expect("whole blocks");
+            show(format!("{name} columns_add {d} {threads}t"), size, &|| {
+                run(threads, |i| columns_add(kernels, &memory[i], stored, d))
+            });
+        }
+        for (ty, cols) in rows {
+            let size = ty.row_bytes(cols).expect("whole blocks");
+            show(format!("{ty} rows_dot {cols} {threads}t"), size, &|| {
+                run(threads, |i| rows_dot(kernels, &memory[i], ty, cols))
+            });
+        }
+        show(format!("above {HEAD} {threads}t"), 8, &|| {
+            run(threads, |_| above(kernels))
+        });
     }
 }
 
@@ -206,5 +249,68 @@ fn matmul(
         );
         black_box(&mut out);
         (rows * cols * TOKENS) as f64
+    }
+}
+
+/// Pieces of `size` bytes, in an order that no prefetcher foresees.
+fn scattered(memory: &[u8], size: usize) -> impl Iterator<Item = &[u8]> {
+    let pieces = memory.len() / size;
+    let mut at = 0;
+    std::iter::repeat_with(move || {
+        at = (at + 7919 * 31) % pieces;
+        &memory[at * size..][..size]
+    })
+}
+
+/// [`NEURONS`] columns a step; the work is bytes of columns, without their scales.
+fn columns_add(kernels: Kernels, memory: &[u8], stored: Stored, d: usize) -> impl FnMut() -> f64 {
+    let units = UnitKernels::beside(&kernels);
+    let size = stored.bytes(d).expect("whole blocks");
+    let apart = !matches!(stored, Stored::Row(_));
+    let scales: Vec<u16> = (0..BLOCKS * d)
+        .map(|i| 0x2000 + (i * 7919 % 0x1000) as u16)
+        .collect();
+    let mut pieces = scattered(memory, size);
+    let mut y = vec![0.0; d];
+    move || {
+        let columns = Columns::new(stored, d, if apart { &scales } else { &[] }, &[]);
+        let terms = (&mut pieces)
+            .take(NEURONS)
+            .enumerate()
+            .map(|(i, bytes)| Term {
+                bytes,
+                block: i * BLOCKS / NEURONS,
+                a: 1e-3,
+            });
+        units.columns_add(&columns, terms, 0, &mut y);
+        black_box(&mut y);
+        (NEURONS * size) as f64
+    }
+}
+
+/// [`NEURONS`] rows a step; the work is their bytes.
+fn rows_dot(kernels: Kernels, memory: &[u8], ty: QuantType, cols: usize) -> impl FnMut() -> f64 {
+    let units = UnitKernels::beside(&kernels);
+    let size = ty.row_bytes(cols).expect("whole blocks");
+    let acts = Acts::new(kernels, cols);
+    let mut pieces = scattered(memory, size);
+    let mut out = [0.0; NEURONS];
+    move || {
+        let rows = (&mut pieces).take(NEURONS);
+        units.rows_dot(rows, ty, &acts.act(cols), false, &mut out);
+        black_box(&mut out);
+        (NEURONS * size) as f64
+    }
+}
+
+/// One head a step, of which no row reaches the threshold; the work is bytes.
+fn above(kernels: Kernels) -> impl FnMut() -> f64 {
+    let units = UnitKernels::beside(&kernels);
+    let (estimate, error) = (vec![0.5; HEAD], vec![0.25; HEAD]);
+    let mut rows = [0; 64];
+    move || {
+        let (estimate, error) = (black_box(&estimate), black_box(&error));
+        black_box(units.above(estimate, error, 1.0, 1.0, 0, &mut rows));
+        (8 * HEAD) as f64
     }
 }

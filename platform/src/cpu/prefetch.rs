@@ -3,6 +3,20 @@
 /// Bytes of a cache line on every processor this runs on.
 const LINE: usize = 64;
 
+/// How many scattered pieces of memory are asked for before the first of them is used: some hundred
+/// lines in flight at most, so that a piece costs what it takes to transfer rather than a latency.
+pub(super) const PIECES: usize = 4;
+
+/// Bytes from the start of a piece that are asked for at once. What comes after them is read in order,
+/// and either the processor or a later request sees to it.
+pub(super) const START: usize = 1024;
+
+/// [`prefetch`] for the start of a piece.
+#[inline(always)]
+pub(super) fn prefetch_start(piece: &[u8]) {
+    prefetch(&piece[..piece.len().min(START)]);
+}
+
 /// Starts to bring the lines of `bytes` into the nearest cache. Only a hint: it changes no result.
 #[inline(always)]
 pub(super) fn prefetch(bytes: &[u8]) {

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use leanstream_core::quant::QuantType;
 
-use super::prefetch::prefetch;
+use super::prefetch::{PIECES, prefetch_start};
 
 /// Activations of `tokens` tokens, in up to two forms. The form that a call doesn't use may be empty.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +111,12 @@ impl<'a> RowList<'a> {
             Place::Together(bytes) => {
                 RowIter::Together(bytes.chunks_exact(row_bytes(self.ty, self.cols)))
             }
-            Place::Apart(rows) => RowIter::Apart(rows),
+            Place::Apart(rows) => {
+                for row in rows.iter().take(PIECES) {
+                    prefetch_start(row);
+                }
+                RowIter::Apart(rows)
+            }
         }
     }
 
@@ -137,9 +142,8 @@ impl<'a> Iterator for RowIter<'a> {
             Self::Together(rows) => rows.next(),
             Self::Apart(rows) => {
                 let (row, rest) = rows.split_first()?;
-                if let Some(soon) = rest.get(1) {
-                    // The start of a long row; the rest then comes in order.
-                    prefetch(&soon[..soon.len().min(1024)]);
+                if let Some(soon) = rest.get(PIECES - 1) {
+                    prefetch_start(soon);
                 }
                 *rows = rest;
                 Some(row)

@@ -7,7 +7,7 @@
 
 use leanstream_core::quant::{QuantType, decode};
 
-use super::super::prefetch::prefetch;
+use super::super::prefetch::{PIECES, START, prefetch, prefetch_start};
 use super::super::vector::multiversion;
 use super::column::{Part, Stored, Window};
 use super::kind::{Bf16, F16, F32, Kind, Moved4, Moved5, Moved8, Q8_0};
@@ -16,9 +16,6 @@ use super::{Column, Columns, Term, UnitKernels};
 
 /// Columns whose addresses are gathered before the kernel runs over them.
 const BATCH: usize = 32;
-
-/// Columns between the one that is added and the one that is asked for from memory.
-const AHEAD: usize = 2;
 
 impl UnitKernels {
     /// `y[j] += a * column[j]`. Shapes: `y` (column).
@@ -128,6 +125,9 @@ fn all<L: Unpack, K: Kind>(l: L, parts: &[Part<'_>], y: &mut [f32]) {
     for part in parts {
         K::check(part, y.len());
     }
+    for part in parts.iter().take(PIECES) {
+        prefetch_start(part.bytes);
+    }
     let (groups, tail) = y.as_chunks_mut::<GROUP>();
     let mut at = 0;
     if L::RUN >= 8 {
@@ -173,8 +173,15 @@ fn add_run<L: Unpack, K: Kind, const G: usize>(
         }
     }
     for (p, part) in parts.iter().enumerate() {
-        if let Some(next) = parts.get(p + AHEAD) {
-            prefetch(&next.bytes[first * K::BYTES..][..G * K::BYTES]);
+        if let Some(soon) = parts.get(p + PIECES) {
+            if first == 0 {
+                prefetch_start(soon.bytes);
+            }
+            // The starts have been asked for: of long columns as much more as this run uses up.
+            let more = first * K::BYTES + START;
+            if let Some(more) = soon.bytes.get(more..) {
+                prefetch(&more[..more.len().min(G * K::BYTES)]);
+            }
         }
         let a = l.splat(part.a);
         for (g, sums) in sums.iter_mut().enumerate() {
