@@ -21,6 +21,8 @@ pub enum Kind {
     Scratch,
     /// The slots that weights stream through and stay in.
     Arena,
+    /// The slots of single units of a packed model.
+    Units,
     /// Storage that reads need besides the slots (rings, bounce buffers).
     ReadBuffers,
     /// Stacks of the compute and storage threads.
@@ -33,7 +35,7 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, in the order of the table.
-    pub const ALL: [Kind; 12] = [
+    pub const ALL: [Kind; 13] = [
         Kind::Program,
         Kind::Header,
         Kind::Tokenizer,
@@ -42,6 +44,7 @@ impl Kind {
         Kind::KvCache,
         Kind::Scratch,
         Kind::Arena,
+        Kind::Units,
         Kind::ReadBuffers,
         Kind::Stacks,
         Kind::Text,
@@ -59,6 +62,7 @@ impl Kind {
             Kind::KvCache => "kv_cache",
             Kind::Scratch => "scratch",
             Kind::Arena => "arena",
+            Kind::Units => "units",
             Kind::ReadBuffers => "read_buffers",
             Kind::Stacks => "stacks",
             Kind::Text => "text",

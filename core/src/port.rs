@@ -99,6 +99,7 @@ pub trait Compute {
     /// and the storage's `poll` in turn without blocking: a backend that computes elsewhere may wait
     /// here for a few microseconds instead of being asked again at once.
     fn poll(&mut self) -> Option<ComputeEvent>;
-    /// True while submitted work has not ended.
+    /// True while there is something to compute: while submitted work has not ended, except for a
+    /// sparse step that waits for units.
     fn busy(&self) -> bool;
 }

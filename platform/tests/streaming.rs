@@ -52,6 +52,7 @@ fn no_budget_backend_depth_or_thread_count_changes_a_bit() {
                         threads,
                         direct,
                         queue_depth: Some(depth),
+                        gap: 0,
                         io: io::Options {
                             kind,
                             faults: (threads == 2).then_some(faults),

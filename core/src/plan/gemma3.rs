@@ -54,12 +54,8 @@ pub(super) fn plan<'a>(
             op: Op::Up { norm },
             linears,
         });
-        let linears = model.down(sink, &hyper, layer)?;
-        let post = Some(model.vector(sink, at, "post_ffw_norm.weight", d)?);
-        sink.step(StepPlan {
-            op: Op::Down { post },
-            linears,
-        });
+        let post = model.vector(sink, at, "post_ffw_norm.weight", d)?;
+        model.down(sink, &hyper, layer, Some(post))?;
     }
     model.head(sink, &hyper, embedding)?;
     Ok(hyper)

@@ -404,12 +404,16 @@ impl<'a> Model<'_, 'a> {
         layer: u32,
     ) -> Result<Linears, PlanError<'a>> {
         let (ff, d) = (hyper.ff, hyper.d);
+        let packed = self.packed(layer);
         let names = ("ffn_gate.weight", "ffn_gate.bias");
         let gate = if hyper.act.gated() {
             self.linear(sink, layer, names, ff, d)?
         } else {
             None
         };
+        if packed && gate.is_some() {
+            return Ok([gate, None, None]);
+        }
         let up = self.linear(sink, layer, ("ffn_up.weight", "ffn_up.bias"), ff, d)?;
         Ok(if gate.is_some() {
             [gate, up, None]
@@ -418,16 +422,42 @@ impl<'a> Model<'_, 'a> {
         })
     }
 
-    /// The last matrix of a layer's feed-forward network.
+    /// Whether a layer's neurons are packed into units.
+    fn packed(&self, layer: u32) -> bool {
+        self.find(Some(layer), "ffn_units").is_some()
+    }
+
+    /// The step with the last matrix of a layer's feed-forward network, or with its units.
     pub(super) fn down(
         &self,
         sink: &mut impl Sink,
         hyper: &Hyper,
         layer: u32,
-    ) -> Result<Linears, PlanError<'a>> {
+        post: Option<VectorId>,
+    ) -> Result<(), PlanError<'a>> {
+        if self.packed(layer) {
+            let biases = ["ffn_down.bias", "ffn_up.bias"];
+            // The up matrix of an ungated network isn't packed, and may have its bias.
+            let biases = &biases[..if hyper.act.gated() { 2 } else { 1 }];
+            if biases
+                .iter()
+                .any(|bias| self.find(Some(layer), bias).is_some())
+            {
+                return Err(PlanError::Unsupported("a packed feed-forward with biases"));
+            }
+            sink.step(StepPlan {
+                op: Op::Units { layer, post },
+                linears: [None; STEP_MATRICES_MAX],
+            });
+            return Ok(());
+        }
         let names = ("ffn_down.weight", "ffn_down.bias");
         let down = self.linear(sink, layer, names, hyper.d, hyper.ff)?;
-        Ok([down, None, None])
+        sink.step(StepPlan {
+            op: Op::Down { post },
+            linears: [down, None, None],
+        });
+        Ok(())
     }
 
     /// The last step: a head of its own, or the embedding again.

@@ -116,11 +116,7 @@ pub(super) fn describe<'a>(
             op: Op::Up { norm },
             linears,
         });
-        let linears = model.down(sink, hyper, layer)?;
-        sink.step(StepPlan {
-            op: Op::Down { post: None },
-            linears,
-        });
+        model.down(sink, hyper, layer, None)?;
     }
     model.head(sink, hyper, embedding)
 }

@@ -262,6 +262,14 @@ pub enum Op {
         /// RMS norm of the output before it is added.
         post: Option<VectorId>,
     },
+    /// `Down` of a packed layer: its units are chosen by what `Up` gave, which is the gate alone (or
+    /// the up matrix of an ungated network); `y` is the sum over them. Consumes no pieces.
+    Units {
+        /// Which layer: the bank of its units.
+        layer: u32,
+        /// RMS norm of the output before it is added.
+        post: Option<VectorId>,
+    },
     /// `logits = W norm(x)`.
     Head {
         /// RMS norm before the head.

@@ -7,7 +7,7 @@ pub const STAGES: u32 = 8;
 pub const GROUP_MAX: u32 = 256;
 
 /// One unit that a layer uses.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Chosen {
     /// Which unit of the bank; strictly increasing over a choice.
     pub index: u32,

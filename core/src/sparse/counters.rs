@@ -30,6 +30,41 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// The same as numbers in the order of the fields.
+    fn fields(&mut self) -> [&mut u64; 12] {
+        [
+            &mut self.chosen,
+            &mut self.skipped,
+            &mut self.hits,
+            &mut self.late,
+            &mut self.bytes_missed,
+            &mut self.reads,
+            &mut self.bytes_read,
+            &mut self.foreseen,
+            &mut self.foreseen_used,
+            &mut self.bytes_redundant,
+            &mut self.failed,
+            &mut self.corrupt,
+        ]
+    }
+
+    /// Adds what `other` counted.
+    pub fn add(&mut self, other: &Self) {
+        let mut other = *other;
+        for (a, b) in self.fields().into_iter().zip(other.fields()) {
+            *a += *b;
+        }
+    }
+
+    /// What was counted since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        let (mut now, mut before) = (*self, *before);
+        for (a, b) in now.fields().into_iter().zip(before.fields()) {
+            *a -= *b;
+        }
+        now
+    }
+
     /// Used units that were not resident when they were chosen.
     pub fn misses(&self) -> u64 {
         self.chosen - self.skipped - self.hits

@@ -5,10 +5,12 @@
 //!
 //! - [`store`]: the state machine; its [`tables`] are lent to it.
 //! - [`choice`]: what a layer chose; [`fetch`]: which reads follow from it.
+//! - [`drive`]: what runs it beside the dense engine.
 //! - [`retain`]: what a resident unit is worth, one policy a file.
 
 pub mod choice;
 pub mod counters;
+pub mod drive;
 pub mod fetch;
 pub mod retain;
 pub mod store;
@@ -16,5 +18,6 @@ pub mod tables;
 
 pub use choice::{Choice, Chosen, Grouping, Select};
 pub use counters::Counters;
+pub use drive::{Beside, UnitEvent, Units};
 pub use fetch::Reach;
 pub use store::{Delivery, Fault, ReadRequest, Store};

@@ -620,6 +620,11 @@ impl<'m, R: Retain> Store<'m, R> {
         self.list(SlotId(slot), worth);
     }
 
+    /// Groups of the running layer that have not ended.
+    pub fn groups_left(&self) -> u32 {
+        self.group_count - self.ended
+    }
+
     /// Whether every group of the running layer has ended.
     pub fn settled(&self) -> bool {
         self.bank.is_some() && self.ended == self.group_count
@@ -635,6 +640,7 @@ impl<'m, R: Retain> Store<'m, R> {
         self.count = 0;
         self.cursor = 0;
         self.group_count = 0;
+        self.ended = 0;
     }
 
     /// Why the running layer can't go on, once a unit that it waits for can't be read.

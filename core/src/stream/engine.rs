@@ -74,6 +74,15 @@ pub enum Fault {
         /// Tries.
         attempts: u8,
     },
+    /// A sparse layer waits for this unit, and so many reads of it failed or brought damaged bytes.
+    Unit {
+        /// Its bank.
+        bank: u32,
+        /// Which unit of the bank.
+        index: u32,
+        /// Tries.
+        attempts: u8,
+    },
     /// [`Engine::stop`] was called.
     Stopped,
 }
@@ -346,8 +355,13 @@ impl<'m, P: Policy> Engine<'m, P> {
     /// Gives up the pass, or the read-ahead of an idle engine: no more is started, and when all that
     /// flies has ended [`Action::Halt`] follows. A pass whose last step is done finishes all the same.
     pub fn stop(&mut self) {
+        self.fail(Fault::Stopped);
+    }
+
+    /// [`Engine::stop`] for another reason.
+    pub fn fail(&mut self, fault: Fault) {
         if matches!(self.state, State::Idle | State::Running) {
-            self.give_up(Fault::Stopped);
+            self.give_up(fault);
         }
     }
 

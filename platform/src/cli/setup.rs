@@ -227,6 +227,7 @@ impl<'a> Machine<'a> {
                 Direct::Auto
             },
             queue_depth: self.queue_depth,
+            gap: 4 << 10,
             io: io::Options {
                 kind,
                 throttle: self

@@ -6,6 +6,7 @@
 
 use leanstream_core::ledger::{Kind, Ledger};
 use leanstream_core::plan::pieces::{self, SlotChoice};
+use leanstream_core::sparse::store::slots_least;
 use leanstream_core::stream::policy::cyclic::{Cyclic, Shape};
 use leanstream_core::stream::tables;
 use leanstream_core::units::{Piece, SlotId};
@@ -14,8 +15,11 @@ use super::attend::Attention;
 use super::buffers::Buffers;
 use super::kv::{KvError, KvType};
 use super::model::{Info, Weights};
+use super::packed::Packed;
 use super::pass::SCORE_ROWS;
 use super::score::Score;
+use super::sparse::UnitTables;
+use super::units::{UnitRoom, scratch_sizes};
 use crate::cpu::Scratch;
 use crate::error::{Error, mib};
 
@@ -28,6 +32,12 @@ pub const STACK_BYTES: usize = 128 << 10;
 /// Slots have a size between these, unless a row is longer.
 const SLOT_BYTES_LEAST: u32 = 32 << 10;
 const SLOT_BYTES_MOST: u32 = 512 << 10;
+
+/// Longest slot of a packed model.
+const STAGING_BYTES_MOST: u32 = 64 << 10;
+
+/// Reads of units in flight, fewest and most.
+const UNIT_READS: std::ops::RangeInclusive<u64> = 4..=32;
 
 /// Slots are whole pages.
 const PAGE: u32 = 4096;
@@ -100,6 +110,23 @@ pub struct MemoryPlan {
     pub planned: u32,
     /// Pieces of an embedding matrix that no step multiplies by.
     pub loose: u32,
+    /// What a packed model's units get.
+    pub units: Option<UnitPlan>,
+    /// Bytes of a thread's scratch for their up rows, and floats for their columns.
+    pub unit_scratch: (usize, usize),
+}
+
+/// Memory of a packed model's units.
+#[derive(Clone, Copy, Debug)]
+pub struct UnitPlan {
+    /// Slots of single units.
+    pub slots: u32,
+    /// Bytes of each.
+    pub slot_bytes: u32,
+    /// Reads in flight; each has a staging slot of the arena, behind the slots of the pieces.
+    pub reads_max: u16,
+    /// Units of all layers.
+    pub units: u32,
 }
 
 impl MemoryPlan {
@@ -142,7 +169,7 @@ pub fn plan(info: &Info, weights: &Weights, request: &Request) -> Result<MemoryP
     for batch in sizes {
         let candidate = with_batch(info, weights, request, batch)
             .map_err(|error| Error::Usage(format!("--kv-type and -c: {error}")))?;
-        let arena = candidate.ledger.get(Kind::Arena);
+        let arena = candidate.ledger.get(Kind::Arena) + candidate.ledger.get(Kind::Units);
         let scratch = candidate.ledger.get(Kind::Scratch);
         if candidate.ledger.check(request.budget).is_ok()
             && (arena >= all || scratch <= arena / 4 || batch <= 16)
@@ -176,12 +203,25 @@ pub fn table(ledger: &Ledger) -> String {
 /// Arena bytes with which nothing is read twice.
 fn arena_for_everything(weights: &Weights, request: &Request) -> u64 {
     let choice = choose(weights, request, u64::MAX);
-    u64::from(choice.pieces) * u64::from(choice.slot_bytes)
+    let units = weights.packed.as_ref().map_or(0, |packed| {
+        packed.layers().len() as u64 * packed.ff() as u64 * u64::from(unit_slot_bytes(packed))
+    });
+    u64::from(choice.pieces) * u64::from(choice.slot_bytes) + units
+}
+
+/// Bytes of a unit's slot: a unit in whole cache lines.
+fn unit_slot_bytes(packed: &Packed) -> u32 {
+    packed.unit_bytes_max().next_multiple_of(64)
 }
 
 fn choose(weights: &Weights, request: &Request, arena: u64) -> SlotChoice {
     // At least 48 slots where the budget is small, so that a few long pieces don't fill it.
-    let most = (arena / 48).clamp(u64::from(SLOT_BYTES_LEAST), u64::from(SLOT_BYTES_MOST)) as u32;
+    // Staging slots of units are as large, and there are many of them.
+    let most = match &weights.packed {
+        Some(packed) => STAGING_BYTES_MOST.max(2 * request.align + packed.unit_bytes_max()),
+        None => SLOT_BYTES_MOST,
+    };
+    let most = (arena / 48).clamp(u64::from(SLOT_BYTES_LEAST), u64::from(most)) as u32;
     let unit = PAGE.max(request.align);
     pieces::choose_slot(
         &weights.matrices,
@@ -209,11 +249,12 @@ fn with_batch(
         ledger.add(kind, bytes).expect("a ledger of possible sizes");
     };
     let tokenizer = info.tokenizer.table_bytes();
+    let packed_bytes = weights.packed.as_ref().map_or(0, Packed::bytes);
     add(
         Kind::Program,
         request
             .held
-            .saturating_sub(tokenizer + weights.vectors.bytes()),
+            .saturating_sub(tokenizer + weights.vectors.bytes() + packed_bytes),
     );
     add(Kind::Tokenizer, tokenizer);
     add(Kind::Vectors, weights.vectors.bytes());
@@ -230,12 +271,24 @@ fn with_batch(
     } else {
         0
     };
+    let (rows, columns) = unit_scratch(info, weights, request.threads);
     let thread = Scratch::bytes_for(widest) as u64
         + 4 * Attention::scratch_floats(&info.hyper) as u64
-        + tile;
+        + tile
+        + rows as u64
+        + 4 * columns as u64;
     // The sampler's candidates: a token and a weight for each.
     let sampler = u64::from(info.hyper.vocab) * 8;
     add(Kind::Scratch, buffers + score + threads * thread + sampler);
+    if let Some(packed) = &weights.packed {
+        add(Kind::Vectors, packed.bytes());
+        let (ff, d) = (packed.ff() as u64, u64::from(info.hyper.d));
+        add(Kind::Scratch, UnitRoom::bytes(ff, tokens, d));
+        add(
+            Kind::Plan,
+            UnitTables::bytes(packed.layers().len() as u64, ff),
+        );
+    }
     add(Kind::ReadBuffers, READ_BUFFERS);
     add(Kind::Stacks, threads * STACK_BYTES as u64);
     add(Kind::Text, 128 << 10);
@@ -261,8 +314,40 @@ fn with_batch(
     // Room for all pieces and for reads of embedding rows beside them.
     let useful = u64::from(choice.pieces) + u64::from(reads.min(batch)) + 2;
     let each = slot_bytes + margin_of(slot_bytes) + plan_bytes(1) - plan_bytes(0);
-    let fitting = left.saturating_sub(plan_bytes(0)) / each;
+    // What the units can't do without comes out of what is left; then the pieces, then the units.
+    let units = weights.packed.as_ref().map(|packed| {
+        let bytes = unit_slot_bytes(packed);
+        let count = (packed.layers().len() * packed.ff()) as u64;
+        let per_slot = u64::from(bytes) + margin_of(u64::from(bytes)) + UNIT_LISTS;
+        let least = u64::from(slots_least(packed.ff() as u32));
+        let flights = (left / 32 / slot_bytes).clamp(*UNIT_READS.start(), *UNIT_READS.end());
+        (bytes, count, per_slot, least.min(count.max(least)), flights)
+    });
+    let staging = units.map_or(0, |(.., flights)| flights);
+    let kept_back = units.map_or(0, |(_, _, per_slot, least, _)| least * per_slot) + staging * each;
+    let fitting = (left.saturating_sub(plan_bytes(0) + kept_back)) / each;
     let slots = fitting.min(useful).max(u64::from(SLOTS_LEAST));
+    let units = units.map(|(bytes, count, per_slot, least, flights)| {
+        let left = left.saturating_sub(plan_bytes(0) + (slots + staging) * each);
+        // Beside all units, a group's worth of slots that nothing is kept in costs nothing.
+        let slots = (left / per_slot).clamp(least, count.max(least));
+        UnitPlan {
+            slots: slots as u32,
+            slot_bytes: bytes,
+            reads_max: flights as u16,
+            units: count as u32,
+        }
+    });
+    if let Some(units) = units {
+        let slots = u64::from(units.slots);
+        let bytes = u64::from(units.slot_bytes);
+        ledger
+            .add_many(Kind::Units, slots, bytes)
+            .and_then(|()| ledger.add_many(Kind::Margin, slots, margin_of(bytes)))
+            .and_then(|()| ledger.add_many(Kind::Plan, slots, UNIT_LISTS))
+            .and_then(|()| ledger.add_many(Kind::Arena, staging, slot_bytes))
+            .expect("a ledger of possible sizes");
+    }
     let reads = reads.min((slots / 2) as u32).max(1) as u16;
     ledger
         .add(Kind::Plan, plan_bytes(slots))
@@ -279,7 +364,27 @@ fn with_batch(
         reads_max: reads,
         planned,
         loose,
+        units,
+        unit_scratch: (rows, columns),
     })
+}
+
+/// What the store remembers of a slot.
+const UNIT_LISTS: u64 = size_of::<tables::Slot>() as u64;
+
+/// Bytes of a thread's scratch for up rows, and floats for columns.
+fn unit_scratch(info: &Info, weights: &Weights, threads: u32) -> (usize, usize) {
+    let row = weights
+        .packed
+        .iter()
+        .flat_map(|packed| packed.layers())
+        .filter_map(|layer| layer.layout.up)
+        .map(|(_, bytes)| bytes as usize)
+        .max();
+    match &weights.packed {
+        Some(_) => scratch_sizes(row.unwrap_or(0), info.hyper.d as usize, threads as usize),
+        None => (0, 0),
+    }
 }
 
 /// Pieces of the embedding matrix, where no step multiplies by it.

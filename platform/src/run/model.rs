@@ -7,13 +7,15 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use leanstream_core::gguf::{self, Gguf, GgufError, ShardName, TensorIndex};
+use leanstream_core::pack::{Pack, PackedLayer};
 use leanstream_core::plan::{
-    self, Hyper, Matrix, MatrixId, Model, Sink, StepPlan, Vector, VectorId,
+    self, Hyper, Matrix, MatrixId, Model, Op, Sink, StepPlan, Vector, VectorId,
 };
 use leanstream_core::quant;
 use leanstream_core::units::PieceId;
 use memmap2::{Mmap, MmapOptions};
 
+use super::packed::Packed;
 use crate::error::Error;
 use crate::text::Tokenizer;
 
@@ -50,6 +52,8 @@ pub struct Weights {
     pub vectors: Vectors,
     /// Rotary frequency divisors, if the model has them.
     pub rope_factors: Option<VectorId>,
+    /// The units of a packed model.
+    pub packed: Option<Packed>,
 }
 
 /// Small tensors as f32, one after the other.
@@ -149,17 +153,17 @@ impl Headers {
 pub fn load(path: &Path) -> Result<(Info, Weights), Error> {
     let headers = Headers::open(path)?;
     let first = headers.shards[0].0.clone();
-    let (mut parts, hyper, tokenizer, name, parameters, kind) =
+    let (mut parts, layers, hyper, tokenizer, name, parameters, kind) =
         headers.with(|shards, tensors| {
             let mut parts = Parts::default();
-            let hyper = plan::plan(
-                &Model {
-                    first: &shards[0],
-                    tensors,
-                },
-                &mut parts,
-            )
-            .map_err(|error| Error::model(&first, error))?;
+            let model = Model {
+                first: &shards[0],
+                tensors,
+            };
+            let hyper =
+                plan::plan(&model, &mut parts).map_err(|error| Error::model(&first, error))?;
+            let layers = packed_layers(&model, &hyper, &parts)
+                .map_err(|error| Error::model(&first, error))?;
             let tokenizer =
                 Tokenizer::from_gguf(&shards[0]).map_err(|error| Error::model(&first, error))?;
             if tokenizer.vocab_len() > hyper.vocab {
@@ -191,7 +195,7 @@ pub fn load(path: &Path) -> Result<(Info, Weights), Error> {
                 .map(|tensor| tensor.rows().saturating_mul(tensor.cols()))
                 .fold(0u64, u64::saturating_add);
             let kind = format!("{} {}", hyper.arch.name(), commonest(&parts.matrices));
-            Ok((parts, hyper, tokenizer, name, parameters, kind))
+            Ok((parts, layers, hyper, tokenizer, name, parameters, kind))
         })?;
     let files: Vec<(PathBuf, u64)> = headers
         .files()
@@ -199,6 +203,10 @@ pub fn load(path: &Path) -> Result<(Info, Weights), Error> {
         .collect();
     drop(headers);
     let vectors = read_vectors(&files, &parts.vectors)?;
+    let packed = match layers.is_empty() {
+        true => None,
+        false => Some(Packed::load(&files, layers, hyper.d)?),
+    };
     parts.matrices.shrink_to_fit();
     parts.steps.shrink_to_fit();
     let info = Info {
@@ -218,8 +226,26 @@ pub fn load(path: &Path) -> Result<(Info, Weights), Error> {
         steps: parts.steps,
         vectors,
         rope_factors: parts.rope_factors,
+        packed,
     };
     Ok((info, weights))
+}
+
+/// The packed layers of a model; none when it isn't packed.
+fn packed_layers(
+    model: &Model<'_, '_>,
+    hyper: &Hyper,
+    parts: &Parts,
+) -> Result<Vec<PackedLayer>, String> {
+    let pack = Pack::of(model, hyper).map_err(|error| error.to_string())?;
+    let sparse = |step: &StepPlan| matches!(step.op, Op::Units { .. });
+    match (pack, parts.steps.iter().any(sparse)) {
+        (Some(pack), true) => (0..hyper.layers)
+            .map(|layer| pack.layer(layer).map_err(|error| error.to_string()))
+            .collect(),
+        (None, true) => Err("it has packed layers, but no lean.version; pack it again".to_owned()),
+        (_, false) => Ok(Vec::new()),
+    }
 }
 
 impl Weights {

@@ -17,6 +17,7 @@ use super::cells::Cells;
 use super::probe::Probe;
 use super::score::Score;
 use super::seats::Seats;
+use super::units::UnitRoom;
 use crate::arena::Arena;
 use crate::cpu::vector::Vector;
 use crate::cpu::{ACT_GROUP, Act, Kernels, OutTile, Rows, SUM_GROUP, Scratch};
@@ -46,6 +47,12 @@ pub enum Phase {
     Attend,
     /// Adding the output to the residual stream. Chunks are tokens.
     Add,
+    /// Choosing the units of a sparse layer. One chunk.
+    Choose,
+    /// Activations of units. Chunks are runs of items.
+    Dots,
+    /// Adding the units' columns. Chunks are parts of the width.
+    Columns,
 }
 
 impl Phase {
@@ -57,6 +64,9 @@ impl Phase {
             Self::Store,
             Self::Attend,
             Self::Add,
+            Self::Choose,
+            Self::Dots,
+            Self::Columns,
         ][usize::from(code)]
     }
 }
@@ -68,9 +78,11 @@ pub struct Order {
     pub phase: Phase,
     /// For which step.
     pub step: u32,
-    /// First piece, for `Embed` and `Rows`.
+    /// First piece, for `Embed` and `Rows`; first of the groups handed over, for `Dots` and
+    /// `Columns`.
     pub first: u32,
-    /// Parts that each piece is cut into, for `Rows`; tokens of a chunk, for the others.
+    /// Parts that each piece is cut into, for `Rows`; the end of the groups, for `Dots` and
+    /// `Columns`; tokens of a chunk, for the others.
     pub split: u32,
 }
 
@@ -135,7 +147,8 @@ impl Batch {
         self.first_position.load(Ordering::Relaxed) as usize
     }
 
-    fn prompt(&self) -> bool {
+    /// Whether it is a part of a prompt.
+    pub fn prompt(&self) -> bool {
         self.prompt.load(Ordering::Relaxed) != 0
     }
 
@@ -187,6 +200,8 @@ pub struct Shared {
     pub exact: bool,
     /// Looks at the feed-forward networks, when somebody asked for it.
     pub probe: OnceLock<Arc<dyn Probe>>,
+    /// The units of a packed model.
+    pub units: Option<UnitRoom>,
     /// One a thread; a thread locks only its own.
     pub scratch: Vec<Mutex<ThreadScratch>>,
 }
@@ -199,6 +214,10 @@ pub struct ThreadScratch {
     pub attention: Vec<f32>,
     /// A tile of a scoring head `(tokens, SCORE_ROWS)`; empty when nothing is scored.
     pub tile: Vec<f32>,
+    /// Up rows of a prompt's units, side by side; empty where no model is packed.
+    pub rows: Vec<u8>,
+    /// Their decoded columns `(units, part of d)`.
+    pub columns: Vec<f32>,
 }
 
 impl Job for Shared {
@@ -207,6 +226,9 @@ impl Job for Shared {
         match order.phase {
             Phase::Embed => self.embed(PieceId(order.first + chunk)),
             Phase::Rows => self.rows(order, chunk, thread),
+            Phase::Choose => self.choose(order),
+            Phase::Dots => self.dots(order, chunk, thread),
+            Phase::Columns => self.columns(order, chunk, thread),
             Phase::Attend => {
                 let Op::Attend { layer, .. } = self.step(order).op else {
                     unreachable!("only attention attends")
@@ -317,8 +339,25 @@ impl Shared {
                 }
                 self.quantize(g, token);
             }
-            Op::Embed | Op::Attend { .. } => unreachable!("steps without matrices have no input"),
+            Op::Embed | Op::Attend { .. } | Op::Units { .. } => {
+                unreachable!("steps without matrices have no input")
+            }
         }
+    }
+
+    /// `gate = act(gate) * up`.
+    pub(super) fn gate_mul(&self, gate: &mut [f32], up: &[f32]) {
+        match self.hyper.act {
+            Activation::Silu => self.vector.silu_mul(gate, up),
+            Activation::Gelu => self.vector.gelu_tanh_mul(gate, up),
+            _ => self.vector.relu_mul(gate, up),
+        }
+    }
+
+    /// The input of a packed layer's gate, which its units' up rows take too.
+    pub(super) fn act_up(&self, tokens: usize) -> Act<'_> {
+        // Any step but `Out` and `Down` takes the normed residual stream.
+        self.act(Op::Embed, 0, tokens, self.hyper.d as usize)
     }
 
     /// Int8 codes of `x`, where a kernel may want them.
@@ -401,7 +440,7 @@ impl Shared {
                 return self.score_rows(step.op, &weights, first, thread);
             }
             (Op::Head { .. }, _) => &b.logits,
-            (Op::Embed | Op::Attend { .. }, _) => {
+            (Op::Embed | Op::Attend { .. } | Op::Units { .. }, _) => {
                 unreachable!("steps without matrices have no rows")
             }
         };
@@ -499,12 +538,16 @@ impl Shared {
 
     /// Phase `Add`: one token's output joins the residual stream.
     fn add(&self, order: Order, token: usize) {
-        let (Op::Out { post } | Op::Down { post }) = self.step(order).op else {
+        let (Op::Out { post } | Op::Down { post } | Op::Units { post, .. }) = self.step(order).op
+        else {
             unreachable!("only outputs are added")
         };
         let d = self.hyper.d as usize;
         let b = &self.buffers;
         let y = own(&b.y, row_of(token, d));
+        if matches!(self.step(order).op, Op::Units { .. }) && !self.batch.prompt() {
+            self.sum_groups(y);
+        }
         if let Some(post) = post {
             self.vector
                 .rms_norm_rows(y, self.vectors.get(post), self.hyper.eps);

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use leanstream_core::plan::pieces;
+use leanstream_core::sparse::{Beside, Reach, Store};
 use leanstream_core::stream::policy::cyclic::Cyclic;
 use leanstream_core::stream::tables::{Mark, Read, Slot, Step, Tables};
 use leanstream_core::stream::{Engine, Event, Fault, drive};
@@ -22,7 +23,10 @@ use super::pass::{Batch, HeadMode, SCORE_ROWS, Shared, ThreadScratch, own};
 use super::probe::Probe;
 use super::score::Score;
 use super::seats::Seats;
+use super::sparse::{Policy, UnitTables};
+use super::units::UnitRoom;
 use crate::arena::Arena;
+use crate::cpu::units::UnitKernels;
 use crate::cpu::vector::Vector;
 use crate::cpu::{Kernels, Scratch};
 use crate::error::Error;
@@ -57,6 +61,8 @@ pub struct Options {
     pub direct: Direct,
     /// Reads in flight, or as many as the device needs.
     pub queue_depth: Option<u16>,
+    /// Unwanted bytes between two units that are read rather than left out.
+    pub gap: u32,
     /// How to read; its depth is taken from the plan.
     pub io: io::Options,
     /// The signal that asks to stop, 0 while there is none.
@@ -77,6 +83,7 @@ pub struct Memory {
     slots: Vec<Slot>,
     reads: Vec<Read>,
     gather: Vec<PieceId>,
+    units: Option<UnitTables>,
 }
 
 impl Memory {
@@ -131,6 +138,11 @@ impl Memory {
             slots: vec![Slot::default(); plan.slots as usize],
             reads: vec![Read::default(); usize::from(plan.reads_max)],
             gather: vec![PieceId(0); plan.batch as usize],
+            units: weights
+                .packed
+                .as_mut()
+                .zip(plan.units)
+                .map(|(packed, plan)| UnitTables::new(packed, &plan)),
             pieces,
             steps,
             plan,
@@ -186,6 +198,11 @@ fn cut(
 /// A model with its memory, its storage and its threads.
 pub struct Session<'m> {
     engine: Engine<'m, Cyclic>,
+    /// The units of a packed model.
+    store: Option<Store<'m, Policy>>,
+    /// The store's reads and staging slots come after the engine's.
+    first_read: u16,
+    first_staging: u32,
     storage: Metered<Backend>,
     compute: Cpu,
     position: u32,
@@ -216,6 +233,7 @@ impl<'m> Session<'m> {
             steps,
             vectors,
             rope_factors,
+            packed,
         } = weights;
         let hyper = info.hyper;
         let refused = |what: &'static str| {
@@ -225,12 +243,13 @@ impl<'m> Session<'m> {
         let threads = options.threads as usize;
         let batch = plan.batch as usize;
         let align = memory.source.align();
+        let unit_reads = plan.units.map_or(0, |units| units.reads_max);
         let arena = Arc::new(
-            Arena::new(plan.slots, plan.slot_bytes as usize)
+            Arena::new(plan.slots + u32::from(unit_reads), plan.slot_bytes as usize)
                 .map_err(refused("get memory for its weights"))?,
         );
         let io_options = io::Options {
-            depth: plan.reads_max,
+            depth: plan.reads_max + unit_reads,
             stop: Some(options.stop),
             ..options.io
         };
@@ -241,6 +260,12 @@ impl<'m> Session<'m> {
         let widest = matrices.iter().map(|m| m.cols).max().unwrap_or(0) as usize;
         let tile = if options.score { batch * SCORE_ROWS } else { 0 };
         let rope_factors = rope_factors.map(|id| vectors.get(id).to_vec());
+        let kernels = UnitKernels::beside(&options.kernels);
+        let units = packed.zip(plan.units).map(|(packed, plan)| {
+            let (slots, bytes) = (plan.slots, plan.slot_bytes as usize);
+            UnitRoom::new(packed, kernels, slots, bytes, batch, hyper.d as usize)
+        });
+        let (unit_rows, unit_columns) = plan.unit_scratch;
         let shared = Shared {
             attention: Attention::new(
                 &hyper,
@@ -266,6 +291,7 @@ impl<'m> Session<'m> {
             kernels: options.kernels,
             vector: Vector::beside(&options.kernels),
             exact: options.exact,
+            units,
             probe: OnceLock::new(),
             scratch: (0..threads)
                 .map(|_| {
@@ -273,6 +299,8 @@ impl<'m> Session<'m> {
                         panel: Scratch::for_cols(widest),
                         attention: vec![0.0; Attention::scratch_floats(&hyper)],
                         tile: vec![0.0; tile],
+                        rows: vec![0; unit_rows],
+                        columns: vec![0.0; unit_columns],
                     })
                 })
                 .collect(),
@@ -294,6 +322,17 @@ impl<'m> Session<'m> {
             },
             storage: Metered::new(storage),
             compute: Cpu::new(pool),
+            first_read: plan.reads_max,
+            first_staging: plan.slots,
+            store: memory.units.as_mut().map(|tables| {
+                let reach = Reach {
+                    align,
+                    window_max: plan.slot_bytes,
+                    gap_max: options.gap,
+                    ahead_max: u32::from(unit_reads / 2).max(1),
+                };
+                Store::new(tables.lend(), Policy, reach)
+            }),
             engine: Engine::new(
                 Tables {
                     pieces: &mut memory.pieces,
@@ -393,13 +432,31 @@ impl<'m> Session<'m> {
 
     /// Between tokens: keeps the storage busy with what the next one needs.
     pub fn pump(&mut self) {
-        drive::pump(&mut self.engine, &mut self.storage);
+        let Self {
+            engine,
+            storage,
+            compute,
+            ..
+        } = self;
+        match &mut self.store {
+            None => drive::pump(engine, storage),
+            Some(store) => {
+                let mut beside = Beside {
+                    store,
+                    first_read: self.first_read,
+                    first_staging: self.first_staging,
+                    stopped: false,
+                };
+                drive::pump_beside(engine, storage, compute, &mut beside);
+            }
+        }
     }
 
     /// What was done so far.
     pub fn stats(&self) -> Stats {
         Stats {
             counters: self.engine.counters(),
+            units: self.store.as_ref().map(Store::counters).unwrap_or_default(),
             stalled: self.watch.total,
             io_busy: self.storage.busy(),
         }
@@ -458,12 +515,26 @@ impl<'m> Session<'m> {
             gather: &self.gather,
             next: next.then_some(1),
         });
-        drive::pass(
-            &mut self.engine,
-            &mut self.storage,
-            &mut self.compute,
-            &mut self.watch,
-        )
+        let Self {
+            engine,
+            storage,
+            compute,
+            watch,
+            ..
+        } = self;
+        match &mut self.store {
+            None => drive::pass(engine, storage, compute, watch),
+            Some(store) => {
+                store.begin(count);
+                let mut beside = Beside {
+                    store,
+                    first_read: self.first_read,
+                    first_staging: self.first_staging,
+                    stopped: false,
+                };
+                drive::pass_beside(engine, storage, compute, watch, &mut beside)
+            }
+        }
         .map_err(|fault| self.fault(fault))?;
         self.position += count;
         Ok(())
@@ -498,6 +569,17 @@ impl<'m> Session<'m> {
 
     fn fault(&self, fault: Fault) -> Error {
         match fault {
+            Fault::Unit {
+                bank,
+                index,
+                attempts,
+            } => Error::model(
+                &self.paths[0],
+                format_args!(
+                    "unit {index} of layer {bank} could not be read in {attempts} tries, or its checksum is wrong; \
+                     check the file with leanstream verify"
+                ),
+            ),
             Fault::Stopped => Error::Signal(self.watch.stop.load(Ordering::Relaxed)),
             Fault::Unreadable { piece, attempts } => {
                 let extent = self.engine.piece(piece).extent;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leanstream_core::sparse;
 use leanstream_core::stream::Counters;
 
 /// What a session has done so far.
@@ -9,6 +10,8 @@ use leanstream_core::stream::Counters;
 pub struct Stats {
     /// The engine's counts.
     pub counters: Counters,
+    /// The counts of a packed model's units.
+    pub units: sparse::Counters,
     /// Time in which nothing could be computed because nothing had been read.
     pub stalled: Duration,
     /// Time in which reads were in flight.
@@ -35,6 +38,7 @@ impl Stats {
     /// Adds what `other` did.
     pub fn add(&mut self, other: &Self) {
         self.counters.add(&other.counters);
+        self.units.add(&other.units);
         self.stalled += other.stalled;
         self.io_busy += other.io_busy;
     }
@@ -43,6 +47,7 @@ impl Stats {
     pub fn since(&self, before: &Self) -> Self {
         Self {
             counters: self.counters.since(&before.counters),
+            units: self.units.since(&before.units),
             stalled: self.stalled.saturating_sub(before.stalled),
             io_busy: self.io_busy.saturating_sub(before.io_busy),
         }

@@ -25,6 +25,7 @@ pub fn options(tokens: usize) -> Options {
         kernels: Kernels::detect(),
         direct: Direct::Auto,
         queue_depth: None,
+        gap: 0,
         io: io::Options::default(),
         stop: &NO_SIGNAL,
     }

@@ -1,0 +1,183 @@
+//! What stays in memory of a packed model beside its units: their order, what the calibration found,
+//! and the scales of the columns that were moved out of blocks.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use leanstream_core::pack::{self, Down, PackedLayer, Place, SCALE_GROUP};
+use leanstream_core::quant::QuantType;
+use leanstream_core::sparse::tables::Stat;
+
+use crate::cpu::units::{Columns, Stored};
+use crate::error::Error;
+
+/// The packed layers of a model.
+pub struct Packed {
+    layers: Vec<PackedLayer>,
+    d: usize,
+    ff: usize,
+    /// Source block of each unit `(layers, ff)`.
+    blocks: Vec<u16>,
+    /// Mean of `|up . x| * |down|` of each unit when it is active `(layers, ff)`.
+    norms: Vec<f32>,
+    stats: Vec<Stat>,
+    /// Scales and minimums `(ff / 32, d)` of each layer that has them.
+    halves: Vec<u16>,
+    /// Where each layer's scales and minimums begin and end in `halves`.
+    starts: Vec<[usize; 3]>,
+}
+
+impl Packed {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// A file that can't be read, or an order or statistics that make no sense.
+    pub fn load(files: &[(PathBuf, u64)], layers: Vec<PackedLayer>, d: u32) -> Result<Self, Error> {
+        let opened: Vec<File> = files
+            .iter()
+            .map(|(path, _)| File::open(path).map_err(|error| Error::io(path, "open it", error)))
+            .collect::<Result<_, _>>()?;
+        let mut bytes = Vec::new();
+        let read = |place: Place, bytes: &mut Vec<u8>| {
+            bytes.resize(place.bytes as usize, 0);
+            let file = usize::from(place.file.0);
+            opened[file]
+                .read_exact_at(bytes, place.offset)
+                .map_err(|error| Error::io(&files[file].0, "read its packed layers", error))
+        };
+        let ff = layers.first().map_or(0, |layer| layer.count as usize);
+        let units = layers.len() * ff;
+        let halves = layers
+            .iter()
+            .flat_map(|layer| [layer.scales, layer.mins])
+            .flatten()
+            .map(|place| place.bytes as usize / 2)
+            .sum();
+        let mut packed = Self {
+            d: d as usize,
+            ff,
+            blocks: Vec::with_capacity(units),
+            norms: Vec::with_capacity(units),
+            stats: Vec::with_capacity(units),
+            halves: Vec::with_capacity(halves),
+            starts: Vec::with_capacity(layers.len()),
+            layers: Vec::new(),
+        };
+        let mut seen = vec![0; ff.div_ceil(8)];
+        for (number, layer) in layers.iter().enumerate() {
+            let path = &files[usize::from(layer.units.file.0)].0;
+            let damaged = |what: &str| {
+                Error::model(
+                    path,
+                    format_args!("layer {number}: {what}; pack the model again"),
+                )
+            };
+            read(layer.order, &mut bytes)?;
+            let neurons = bytes
+                .chunks_exact(4)
+                .map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+            pack::check_order(number as u32, neurons.clone(), &mut seen)
+                .map_err(|error| Error::model(path, error))?;
+            packed
+                .blocks
+                .extend(neurons.map(|neuron| (neuron as u32 / SCALE_GROUP) as u16));
+            read(layer.stats, &mut bytes)?;
+            let mut floats = bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+            for prior in floats.by_ref().take(ff) {
+                if !(0.0..=1.0).contains(&prior) {
+                    return Err(damaged("a share of tokens outside 0 to 1"));
+                }
+                packed.stats.push(Stat::new(prior));
+            }
+            for norm in floats.take(ff) {
+                if !(norm.is_finite() && norm >= 0.0) {
+                    return Err(damaged("an importance that is no size"));
+                }
+                packed.norms.push(norm);
+            }
+            let mut start = [packed.halves.len(); 3];
+            for (index, place) in [layer.scales, layer.mins].into_iter().enumerate() {
+                if let Some(place) = place {
+                    read(place, &mut bytes)?;
+                    let halves = bytes
+                        .chunks_exact(2)
+                        .map(|b| u16::from_le_bytes([b[0], b[1]]));
+                    packed.halves.extend(halves);
+                }
+                start[index + 1] = packed.halves.len();
+            }
+            packed.starts.push(start);
+        }
+        packed.layers = layers;
+        Ok(packed)
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> u64 {
+        let halves = (self.blocks.capacity() + self.halves.capacity()) * 2;
+        let norms = self.norms.capacity() * 4;
+        let stats = self.stats.capacity() * size_of::<Stat>();
+        let layers = self.layers.capacity() * (size_of::<PackedLayer>() + size_of::<[usize; 3]>());
+        (halves + norms + stats + layers) as u64
+    }
+
+    /// The layers.
+    pub fn layers(&self) -> &[PackedLayer] {
+        &self.layers
+    }
+
+    /// Units of a layer.
+    pub fn ff(&self) -> usize {
+        self.ff
+    }
+
+    /// Bytes of the largest unit.
+    pub fn unit_bytes_max(&self) -> u32 {
+        self.layers.iter().map(|l| l.unit_bytes).max().unwrap_or(0)
+    }
+
+    /// The calibrated use of all units, for the store to go on with.
+    pub fn take_stats(&mut self) -> Vec<Stat> {
+        std::mem::take(&mut self.stats)
+    }
+
+    /// Source block of each unit of a layer `(ff)`.
+    pub fn blocks(&self, layer: u32) -> &[u16] {
+        &self.blocks[layer as usize * self.ff..][..self.ff]
+    }
+
+    /// Mean of `|up . x| * |down|` of each unit of a layer when it is active `(ff)`.
+    pub fn norms(&self, layer: u32) -> &[f32] {
+        &self.norms[layer as usize * self.ff..][..self.ff]
+    }
+
+    /// What the down columns of a layer share.
+    pub fn columns(&self, layer: u32) -> Columns<'_> {
+        let [scales, mins, end] = self.starts[layer as usize];
+        Columns::new(
+            stored(self.layers[layer as usize].down),
+            self.d,
+            &self.halves[scales..mins],
+            &self.halves[mins..end],
+        )
+    }
+}
+
+/// How the kernels call it.
+fn stored(down: Down) -> Stored {
+    match down {
+        Down::Moved {
+            ty: QuantType::Q8_0,
+        } => Stored::Moved8,
+        Down::Moved {
+            ty: QuantType::Q4_0 | QuantType::Q4_1,
+        } => Stored::Moved4,
+        Down::Moved {
+            ty: QuantType::Q5_0 | QuantType::Q5_1,
+        } => Stored::Moved5,
+        Down::Moved { ty } | Down::Rows { ty } => Stored::Row(ty),
+    }
+}

@@ -1,0 +1,92 @@
+//! The store of a packed model's units, with the tables that it works in.
+
+use leanstream_core::sparse::retain::{Cause, Retain, Seen};
+use leanstream_core::sparse::store::groups_max;
+use leanstream_core::sparse::tables::{Bank, Foreseen, Group, Home, Item, Read, Stat, Tables};
+use leanstream_core::stream::Worth;
+use leanstream_core::stream::tables::Slot;
+
+use super::memory::UnitPlan;
+use super::packed::Packed;
+
+/// The store's memory.
+pub struct UnitTables {
+    banks: Vec<Bank>,
+    homes: Vec<Home>,
+    stats: Vec<Stat>,
+    slots: Vec<Slot>,
+    items: Vec<Item>,
+    sorted: Vec<Item>,
+    groups: Vec<Group>,
+    reads: Vec<Read>,
+    foreseen: Vec<Foreseen>,
+}
+
+impl UnitTables {
+    /// Tables for `packed` under `plan`. Takes over what the calibration found.
+    pub fn new(packed: &mut Packed, plan: &UnitPlan) -> Self {
+        let ff = packed.ff();
+        let banks: Vec<Bank> = packed
+            .layers()
+            .iter()
+            .enumerate()
+            .map(|(layer, packed)| Bank {
+                file: packed.units.file,
+                offset: packed.units.offset,
+                unit_bytes: packed.unit_bytes,
+                first: (layer * ff) as u32,
+                count: packed.count,
+            })
+            .collect();
+        Self {
+            homes: vec![Home::default(); banks.len() * ff],
+            stats: packed.take_stats(),
+            slots: vec![Slot::default(); plan.slots as usize],
+            items: vec![Item::default(); ff],
+            sorted: vec![Item::default(); ff],
+            groups: vec![Group::default(); groups_max(ff as u32) as usize],
+            reads: vec![Read::default(); usize::from(plan.reads_max)],
+            foreseen: vec![Foreseen::default(); ff],
+            banks,
+        }
+    }
+
+    /// Bytes of all but the slots' table, and the stats, which the model was charged for.
+    pub fn bytes(layers: u64, ff: u64) -> u64 {
+        let each = 2 * size_of::<Item>() + size_of::<Foreseen>();
+        let units = layers * ff * size_of::<Home>() as u64;
+        let groups = u64::from(groups_max(ff as u32)) * size_of::<Group>() as u64;
+        units
+            + ff * each as u64
+            + groups
+            + layers * size_of::<Bank>() as u64
+            + 256 * size_of::<Read>() as u64
+    }
+
+    /// Lends them.
+    pub fn lend(&mut self) -> Tables<'_> {
+        Tables {
+            banks: &self.banks,
+            homes: &mut self.homes,
+            stats: &mut self.stats,
+            slots: &mut self.slots,
+            items: &mut self.items,
+            sorted: &mut self.sorted,
+            groups: &mut self.groups,
+            reads: &mut self.reads,
+            foreseen: &mut self.foreseen,
+        }
+    }
+}
+
+/// Decayed frequency.
+pub struct Policy;
+
+impl Retain for Policy {
+    fn worth(&mut self, seen: &Seen, _cause: Cause) -> Worth {
+        Worth((seen.frequency.max(1.0 / 1024.0).log2() * 20.0 + 210.0) as u8)
+    }
+    fn newest_first(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,437 @@
+//! Sparse layers on the CPU: choosing units by the gate, and computing groups of them.
+//!
+//! A decoded token's groups are summed apart, `(group, d)`, and added up in order at the end, so the
+//! order in which they become ready doesn't show in the result. A prompt batch takes all units in
+//! order; their columns are decoded once for all its tokens.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use leanstream_core::plan::{Activation, Op};
+use leanstream_core::sparse::store::groups_max;
+use leanstream_core::sparse::tables::Item;
+use leanstream_core::sparse::{Chosen, Delivery, Grouping, Select};
+use leanstream_core::units::SlotId;
+
+use super::cells::Cells;
+use super::packed::Packed;
+use super::pass::{Order, Shared, ThreadScratch, own, see};
+use crate::cpu::units::{Columns, Term, UnitKernels};
+use crate::cpu::{OutTile, Rows};
+
+/// Units of a chunk of dot products.
+const DOTS: usize = 8;
+
+/// Units whose up rows a prompt's chunk multiplies at once.
+const PANEL: usize = 16;
+
+/// Columns are cut between threads at multiples of this.
+const CUT: usize = 32;
+
+/// The units in memory, and what a layer that runs needs.
+pub struct UnitRoom {
+    /// What is known of the units.
+    pub packed: Packed,
+    kernels: UnitKernels,
+    /// The slots `(slots, slot_bytes)`.
+    memory: Cells<u8>,
+    slot_bytes: usize,
+    /// Which of a token's chosen units are used.
+    pub select: Select,
+    /// Whether the policy wants to know the gate's output.
+    pub scores_wanted: bool,
+    /// The running layer's choice; `count` of them.
+    chosen: Cells<Chosen>,
+    count: AtomicU32,
+    /// The gate's output in units of its root mean square `(ff)`.
+    scores: Cells<f32>,
+    /// Items of the groups handed over, in the order of handing over `(ff)`.
+    items: Cells<Item>,
+    /// Activations of the items: `(ff)` of one token, `(tokens, RUN)` of a prompt's group.
+    a: Cells<f32>,
+    /// Sums of the groups of one token `(groups, d)`.
+    sums: Cells<f32>,
+    /// Groups handed over: number, first item, end.
+    groups: Cells<[u32; 3]>,
+    /// How many groups the layer has; valid once all are computed.
+    group_count: AtomicU32,
+}
+
+impl UnitRoom {
+    /// Room for `slots` units of up to `slot_bytes` bytes, and batches of `tokens` tokens. All
+    /// memory is touched.
+    pub fn new(
+        packed: Packed,
+        kernels: UnitKernels,
+        slots: u32,
+        slot_bytes: usize,
+        tokens: usize,
+        d: usize,
+    ) -> Self {
+        let ff = packed.ff();
+        let groups = groups_max(ff as u32) as usize;
+        Self {
+            kernels,
+            memory: Cells::new(slots as usize * slot_bytes),
+            slot_bytes,
+            select: Select::All,
+            scores_wanted: false,
+            chosen: Cells::new(ff),
+            count: AtomicU32::new(0),
+            scores: Cells::new(ff),
+            items: Cells::new(ff),
+            a: Cells::new(ff.max(tokens * Grouping::RUN as usize)),
+            sums: Cells::new(groups * d),
+            groups: Cells::new(groups),
+            group_count: AtomicU32::new(0),
+            packed,
+        }
+    }
+
+    /// Bytes of [`UnitRoom::new`] beside the slots and what is [`Packed`].
+    pub fn bytes(ff: u64, tokens: u64, d: u64) -> u64 {
+        let groups = u64::from(groups_max(ff as u32));
+        let each = size_of::<Chosen>() + 4 + size_of::<Item>();
+        ff * each as u64 + ff.max(tokens * u64::from(Grouping::RUN)) * 4 + groups * (d * 4 + 12)
+    }
+
+    /// What a layer that runs has chosen.
+    pub fn chosen(&self) -> &[Chosen] {
+        see(&self.chosen, 0..self.count.load(Ordering::Relaxed) as usize)
+    }
+
+    /// The gate's output by unit, in units of its root mean square.
+    pub fn scores(&self) -> Option<&[f32]> {
+        self.scores_wanted
+            .then(|| see(&self.scores, 0..self.packed.ff()))
+    }
+
+    /// Notes a group as the `handed`-th of the layer; its items follow those handed over before.
+    pub fn hand_over(&self, handed: usize, number: u32, items: &[Item]) {
+        let first = match handed.checked_sub(1) {
+            Some(before) => see(&self.groups, before..handed)[0][2] as usize,
+            None => 0,
+        };
+        let end = first + items.len();
+        own(&self.items, first..end).copy_from_slice(items);
+        own(&self.groups, handed..handed + 1)[0] = [number, first as u32, end as u32];
+    }
+
+    /// Number of the `handed`-th group.
+    pub fn number(&self, handed: usize) -> u32 {
+        see(&self.groups, handed..handed + 1)[0][0]
+    }
+
+    /// Items of some of the groups handed over.
+    pub fn item_range(&self, handed: Range<usize>) -> Range<usize> {
+        let groups = see(&self.groups, handed);
+        match groups {
+            [] => 0..0,
+            [first, ..] => first[1] as usize..groups[groups.len() - 1][2] as usize,
+        }
+    }
+
+    /// How many groups the layer has.
+    pub fn set_group_count(&self, groups: u32) {
+        self.group_count.store(groups, Ordering::Relaxed);
+    }
+
+    /// Copies a unit from `staged`, the bytes of a staging slot, to its own; whether its checksum
+    /// holds.
+    pub fn deliver(&self, delivery: Delivery, staged: &[u8]) -> bool {
+        let bytes = &staged[delivery.skew as usize..][..delivery.bytes as usize];
+        let (content, crc) = bytes.split_at(bytes.len() - 4);
+        if crc32c::crc32c(content) != u32::from_le_bytes([crc[0], crc[1], crc[2], crc[3]]) {
+            return false;
+        }
+        let at = delivery.slot.0 as usize * self.slot_bytes;
+        own(&self.memory, at..at + bytes.len()).copy_from_slice(bytes);
+        true
+    }
+
+    fn unit(&self, slot: SlotId, part: Range<usize>) -> &[u8] {
+        let at = slot.0 as usize * self.slot_bytes;
+        see(&self.memory, at + part.start..at + part.end)
+    }
+
+    /// Terms of items `range` for the kernels that add columns.
+    fn terms(&self, layer: u32, range: Range<usize>) -> impl Iterator<Item = Term<'_>> {
+        let layout = self.packed.layers()[layer as usize].layout;
+        let down = layout.down_at as usize..(layout.down_at + layout.down_bytes) as usize;
+        let blocks = self.packed.blocks(layer);
+        let a = see(&self.a, range.clone());
+        see(&self.items, range)
+            .iter()
+            .zip(a)
+            .map(move |(item, a)| Term {
+                bytes: self.unit(item.slot, down.clone()),
+                block: usize::from(blocks[item.index as usize]),
+                a: *a,
+            })
+    }
+}
+
+/// Chunks that adding columns is cut into, and the width of each but the last.
+pub fn column_chunks(d: usize, threads: usize) -> (u32, usize) {
+    let width = d.div_ceil(2 * threads).next_multiple_of(CUT);
+    (d.div_ceil(width) as u32, width)
+}
+
+impl Shared {
+    /// The units of a packed model.
+    pub fn unit_room(&self) -> &UnitRoom {
+        self.units.as_ref().expect("only a packed model has units")
+    }
+
+    fn unit_layer(&self, order: Order) -> u32 {
+        match self.steps[order.step as usize].op {
+            Op::Units { layer, .. } => layer,
+            other => unreachable!("{other:?} has no units"),
+        }
+    }
+
+    /// Phase `Choose`: which units the layer uses, by the gate's output.
+    pub fn choose(&self, order: Order) {
+        let room = self.unit_room();
+        let layer = self.unit_layer(order);
+        let ff = room.packed.ff();
+        let tokens = self.batch.tokens();
+        let g = see(&self.buffers.g, 0..tokens * ff);
+        let norms = room.packed.norms(layer);
+        let chosen = own(&room.chosen, 0..ff);
+        let mut count = 0;
+        let mut choose = |index: usize, importance: f32, share: f32| {
+            chosen[count] = Chosen {
+                index: index as u32,
+                importance,
+                share,
+            };
+            count += 1;
+        };
+        let sparse = matches!(self.hyper.act, Activation::Relu | Activation::ReluSquared);
+        if self.batch.prompt() {
+            let d = self.hyper.d as usize;
+            own(&self.buffers.y, 0..tokens * d).fill(0.0);
+            for index in 0..ff {
+                let active = g
+                    .iter()
+                    .skip(index)
+                    .step_by(ff)
+                    .filter(|g| **g > 0.0)
+                    .count();
+                let share = active as f32 / tokens as f32;
+                if active > 0 || !sparse {
+                    choose(index, 0.0, if sparse { share } else { 1.0 });
+                }
+            }
+        } else {
+            if room.scores_wanted {
+                let mean = self.vector.dot(g, g) / ff as f32;
+                let scale = 1.0 / mean.sqrt().max(f32::MIN_POSITIVE);
+                let scores = own(&room.scores, 0..ff);
+                scores.copy_from_slice(g);
+                self.vector.scale(scores, scale);
+            }
+            match self.hyper.act {
+                Activation::Relu => {
+                    for (index, (&g, &norm)) in g.iter().zip(norms).enumerate() {
+                        if g > 0.0 {
+                            choose(index, g * norm, 1.0);
+                        }
+                    }
+                }
+                Activation::ReluSquared => {
+                    for (index, (&g, &norm)) in g.iter().zip(norms).enumerate() {
+                        if g > 0.0 {
+                            choose(index, g * g * norm, 1.0);
+                        }
+                    }
+                }
+                Activation::Silu | Activation::Gelu => {
+                    // The activation falls between 0 and about its input, or slightly below 0: its
+                    // size is near enough to the input's positive part with a smooth corner.
+                    for (index, (&g, &norm)) in g.iter().zip(norms).enumerate() {
+                        let size = (g / (1.0 + (-g).exp())).abs();
+                        choose(index, size * norm, 1.0);
+                    }
+                }
+            }
+        }
+        room.count.store(count as u32, Ordering::Relaxed);
+    }
+
+    /// Phase `Dots`: activations of some items.
+    pub fn dots(&self, order: Order, chunk: u32, thread: usize) {
+        let room = self.unit_room();
+        let layer = self.unit_layer(order);
+        let handed = order.first as usize..order.split as usize;
+        let range = room.item_range(handed);
+        let prompt = self.batch.prompt();
+        let step = if prompt { PANEL } else { DOTS };
+        let from = range.start + chunk as usize * step;
+        let range = from..(from + step).min(range.end);
+        if prompt {
+            self.prompt_dots(layer, range, thread);
+        } else {
+            self.token_dots(layer, range);
+        }
+    }
+
+    fn token_dots(&self, layer: u32, range: Range<usize>) {
+        let room = self.unit_room();
+        let items = see(&room.items, range.clone());
+        let g = see(&self.buffers.g, 0..room.packed.ff());
+        let a = own(&room.a, range);
+        for (a, item) in a.iter_mut().zip(items) {
+            *a = g[item.index as usize];
+        }
+        match room.packed.layers()[layer as usize].layout.up {
+            None => self.vector.relu_sq(a),
+            Some((ty, bytes)) => {
+                let mut products = [0.0; DOTS];
+                let products = &mut products[..items.len()];
+                let act = self.act_up(1);
+                room.kernels.rows_dot(
+                    items
+                        .iter()
+                        .map(|item| room.unit(item.slot, 0..bytes as usize)),
+                    ty,
+                    &act,
+                    self.exact,
+                    products,
+                );
+                self.gate_mul(a, products);
+            }
+        }
+    }
+
+    fn prompt_dots(&self, layer: u32, range: Range<usize>, thread: usize) {
+        let room = self.unit_room();
+        let ff = room.packed.ff();
+        let tokens = self.batch.tokens();
+        let run = Grouping::RUN as usize;
+        // A prompt's groups come one after the other, each at the front of what is its own.
+        let first = range.start % run;
+        let items = see(&room.items, range);
+        let count = items.len();
+        let a = |token: usize| token * run + first..token * run + first + count;
+        let Some((ty, bytes)) = room.packed.layers()[layer as usize].layout.up else {
+            for token in 0..tokens {
+                let a = own(&room.a, a(token));
+                for (a, item) in a.iter_mut().zip(items) {
+                    *a = see(&self.buffers.g, 0..tokens * ff)[token * ff + item.index as usize];
+                }
+                self.vector.relu_sq(a);
+            }
+            return;
+        };
+        let bytes = bytes as usize;
+        let mut scratch = self.scratch[thread].lock().expect("a panic ends the run");
+        let ThreadScratch { panel, rows, .. } = &mut *scratch;
+        for (row, item) in rows.chunks_exact_mut(bytes).zip(items) {
+            row.copy_from_slice(room.unit(item.slot, 0..bytes));
+        }
+        let weights = Rows {
+            ty,
+            cols: self.hyper.d as usize,
+            bytes: &rows[..count * bytes],
+        };
+        let len = tokens * run - first;
+        assert!(
+            first + len <= room.a.len(),
+            "the buffer has room for the batch"
+        );
+        // SAFETY: the tile lies within the buffer, as just checked, and columns `first .. first +
+        // count` of every token are this chunk's alone.
+        let tile = unsafe { OutTile::from_raw(room.a.as_ptr().add(first), len, run) };
+        room.kernels
+            .kernels()
+            .matmul(&weights, &self.act_up(tokens), self.exact, tile, panel);
+        for token in 0..tokens {
+            let up = own(&room.a, a(token));
+            let mut gate = [0.0; PANEL];
+            let gate = &mut gate[..count];
+            for (gate, item) in gate.iter_mut().zip(items) {
+                *gate = see(&self.buffers.g, 0..tokens * ff)[token * ff + item.index as usize];
+            }
+            self.gate_mul(gate, up);
+            up.copy_from_slice(gate);
+        }
+    }
+
+    /// Phase `Columns`: adds the columns of some groups, over a part of the width.
+    pub fn columns(&self, order: Order, chunk: u32, thread: usize) {
+        let room = self.unit_room();
+        let layer = self.unit_layer(order);
+        let d = self.hyper.d as usize;
+        let (_, width) = column_chunks(d, self.scratch.len());
+        let from = chunk as usize * width;
+        let part = from..(from + width).min(d);
+        let columns = room.packed.columns(layer);
+        for handed in order.first as usize..order.split as usize {
+            let [number, first, end] = see(&room.groups, handed..handed + 1)[0];
+            let range = first as usize..end as usize;
+            if self.batch.prompt() {
+                self.prompt_columns(layer, &columns, range, part.clone(), thread);
+            } else {
+                let row = number as usize * d;
+                let sum = own(&room.sums, row + part.start..row + part.end);
+                sum.fill(0.0);
+                room.kernels
+                    .columns_add(&columns, room.terms(layer, range), part.start, sum);
+            }
+        }
+    }
+
+    fn prompt_columns(
+        &self,
+        layer: u32,
+        columns: &Columns<'_>,
+        range: Range<usize>,
+        part: Range<usize>,
+        thread: usize,
+    ) {
+        let room = self.unit_room();
+        let d = self.hyper.d as usize;
+        let run = Grouping::RUN as usize;
+        let count = range.len();
+        let mut scratch = self.scratch[thread].lock().expect("a panic ends the run");
+        let decoded = &mut scratch.columns[..count * part.len()];
+        for (out, term) in decoded
+            .chunks_exact_mut(part.len())
+            .zip(room.terms(layer, range))
+        {
+            let column = columns.column(term.bytes, term.block).range(part.clone());
+            room.kernels.panel(&column, out);
+        }
+        for token in 0..self.batch.tokens() {
+            let a = see(&room.a, token * run..token * run + count);
+            let y = own(
+                &self.buffers.y,
+                token * d + part.start..token * d + part.end,
+            );
+            room.kernels.outer_add(decoded, part.len(), a, run, 0, y);
+        }
+    }
+
+    /// The sum over a decoded token's groups, in order.
+    pub fn sum_groups(&self, y: &mut [f32]) {
+        let room = self.unit_room();
+        y.fill(0.0);
+        for group in 0..room.group_count.load(Ordering::Relaxed) as usize {
+            self.vector
+                .add_assign(y, see(&room.sums, group * y.len()..(group + 1) * y.len()));
+        }
+    }
+}
+
+/// Chunks of `items` items in phase `Dots`.
+pub fn dot_chunks(items: usize, prompt: bool) -> u32 {
+    items.div_ceil(if prompt { PANEL } else { DOTS }) as u32
+}
+
+/// Bytes of a thread's scratch for a prompt's up rows, and floats for its columns.
+pub fn scratch_sizes(row_bytes: usize, d: usize, threads: usize) -> (usize, usize) {
+    let (_, width) = column_chunks(d, threads);
+    (PANEL * row_bytes, Grouping::RUN as usize * width.min(d))
+}
