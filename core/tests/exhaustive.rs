@@ -165,6 +165,7 @@ fn run<P: Policy>(
             Action::Halt(fault) => {
                 witness.halted();
                 match fault {
+                    Fault::Unit { .. } => unreachable!("a dense plan has no units"),
                     Fault::Stopped => tally.stopped += 1,
                     Fault::Unreadable { .. } => tally.unreadable += 1,
                 }

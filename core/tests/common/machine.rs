@@ -321,6 +321,7 @@ pub fn run<P: Policy>(policy: P, run: &Run, allocations: fn() -> u64) -> Report 
             Err(fault) => {
                 world.witness.borrow_mut().halted();
                 match fault {
+                    Fault::Unit { .. } => unreachable!("a dense plan has no units"),
                     Fault::Stopped => report.stopped += 1,
                     Fault::Unreadable { attempts, .. } => {
                         assert_eq!(attempts, 3);

@@ -4,6 +4,7 @@ use std::fmt;
 
 use leanstream_core::plan::{self, Hyper};
 
+use super::buffers::Buffers;
 use super::cells::Cells;
 use super::kv::{KvCache, KvError, KvLayout, KvType, ring_capacity};
 use super::pass::{Shared, own, see};
@@ -74,13 +75,20 @@ impl Attention {
 
     /// Units that attention over `layer` is cut into.
     pub fn units(&self, shared: &Shared, layer: u32) -> usize {
-        job(shared, layer).units()
+        job(shared, &shared.buffers, layer).units()
     }
 
     /// One of them; `scratch` is the thread's own.
-    pub fn attend(&self, shared: &Shared, layer: u32, unit: usize, scratch: &mut [f32]) {
-        let job = job(shared, layer);
-        let out = &shared.buffers.o;
+    pub fn attend(
+        &self,
+        shared: &Shared,
+        buffers: &Buffers,
+        layer: u32,
+        unit: usize,
+        scratch: &mut [f32],
+    ) {
+        let job = job(shared, buffers, layer);
+        let out = &buffers.o;
         assert!(
             out.len() >= job.q.len(),
             "the buffer has room for the batch"
@@ -126,13 +134,13 @@ impl Attention {
 }
 
 /// Attention of the running batch over one layer.
-fn job<'a>(shared: &'a Shared, layer: u32) -> AttendJob<'a> {
+fn job<'a>(shared: &'a Shared, buffers: &'a Buffers, layer: u32) -> AttendJob<'a> {
     let hyper = &shared.hyper;
     let tokens = shared.batch.tokens();
     AttendJob {
         kv: &shared.attention.cache,
         layer: layer as usize,
-        q: see(&shared.buffers.q, 0..tokens * hyper.q_dim() as usize),
+        q: see(&buffers.q, 0..tokens * hyper.q_dim() as usize),
         heads: hyper.heads as usize,
         tokens,
         first_position: shared.batch.first(),

@@ -69,6 +69,16 @@ impl Buffers {
         }
     }
 
+    /// Buffers for one token of a layer ahead: without logits.
+    pub fn ahead(hyper: &Hyper) -> Self {
+        Self::new(&Hyper { vocab: 0, ..*hyper }, 1)
+    }
+
+    /// Bytes that [`Buffers::ahead`] takes.
+    pub fn ahead_bytes(hyper: &Hyper) -> u64 {
+        Self::bytes(&Hyper { vocab: 0, ..*hyper }, 1)
+    }
+
     /// Bytes that [`Buffers::new`] takes for `tokens` tokens.
     pub fn bytes(hyper: &Hyper, tokens: u64) -> u64 {
         let wide = widest(hyper) as u64;

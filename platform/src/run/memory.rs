@@ -283,7 +283,10 @@ fn with_batch(
     if let Some(packed) = &weights.packed {
         add(Kind::Vectors, packed.bytes());
         let (ff, d) = (packed.ff() as u64, u64::from(info.hyper.d));
-        add(Kind::Scratch, UnitRoom::bytes(ff, tokens, d));
+        add(
+            Kind::Scratch,
+            UnitRoom::bytes(ff, tokens, d) + Buffers::ahead_bytes(&info.hyper),
+        );
         add(
             Kind::Plan,
             UnitTables::bytes(packed.layers().len() as u64, ff),

@@ -53,6 +53,10 @@ pub enum Phase {
     Dots,
     /// Adding the units' columns. Chunks are parts of the width.
     Columns,
+    /// The residual stream as far as it is known, to look ahead. One chunk.
+    Peek,
+    /// Foreseeing the next layer's units. One chunk.
+    Foresee,
 }
 
 impl Phase {
@@ -67,6 +71,8 @@ impl Phase {
             Self::Choose,
             Self::Dots,
             Self::Columns,
+            Self::Peek,
+            Self::Foresee,
         ][usize::from(code)]
     }
 }
@@ -78,6 +84,8 @@ pub struct Order {
     pub phase: Phase,
     /// For which step.
     pub step: u32,
+    /// On the activations that look ahead.
+    pub ahead: bool,
     /// First piece, for `Embed` and `Rows`; first of the groups handed over, for `Dots` and
     /// `Columns`.
     pub first: u32,
@@ -90,7 +98,7 @@ impl Order {
     /// As a task of `chunks` chunks.
     pub fn task(self, chunks: u32) -> Task {
         Task {
-            kind: u64::from(self.step) << 8 | self.phase as u64,
+            kind: u64::from(self.ahead) << 63 | u64::from(self.step) << 8 | self.phase as u64,
             arg: u64::from(self.first) << 32 | u64::from(self.split),
             chunks,
         }
@@ -100,6 +108,7 @@ impl Order {
         Self {
             phase: Phase::of(task.kind as u8),
             step: (task.kind >> 8) as u32,
+            ahead: task.kind >> 63 != 0,
             first: (task.arg >> 32) as u32,
             split: task.arg as u32,
         }
@@ -188,6 +197,8 @@ pub struct Shared {
     pub batch: Batch,
     /// Its activations.
     pub buffers: Buffers,
+    /// One token's, of the layer ahead, where layers are foreseen.
+    pub ahead: Option<Buffers>,
     /// The KV cache and rotary tables.
     pub attention: Attention,
     /// For [`HeadMode::Score`].
@@ -229,13 +240,20 @@ impl Job for Shared {
             Phase::Choose => self.choose(order),
             Phase::Dots => self.dots(order, chunk, thread),
             Phase::Columns => self.columns(order, chunk, thread),
+            Phase::Peek => self.peek(order),
+            Phase::Foresee => self.foresee(order),
             Phase::Attend => {
                 let Op::Attend { layer, .. } = self.step(order).op else {
                     unreachable!("only attention attends")
                 };
                 let mut scratch = self.scratch[thread].lock().expect("a panic ends the run");
-                self.attention
-                    .attend(self, layer, chunk as usize, &mut scratch.attention);
+                self.attention.attend(
+                    self,
+                    self.lane(order),
+                    layer,
+                    chunk as usize,
+                    &mut scratch.attention,
+                );
             }
             Phase::Input | Phase::Store | Phase::Add => {
                 let tokens = self.batch.tokens();
@@ -256,6 +274,14 @@ impl Job for Shared {
 }
 
 impl Shared {
+    /// The activations that an order is for.
+    pub fn lane(&self, order: Order) -> &Buffers {
+        match &self.ahead {
+            Some(ahead) if order.ahead => ahead,
+            _ => &self.buffers,
+        }
+    }
+
     fn step(&self, order: Order) -> &StepPlan {
         &self.steps[order.step as usize]
     }
@@ -309,17 +335,17 @@ impl Shared {
             d, ff, eps, act, ..
         } = self.hyper;
         let (d, ff) = (d as usize, ff as usize);
-        let b = &self.buffers;
+        let b = self.lane(order);
         match self.step(order).op {
             Op::Qkv { norm } | Op::Up { norm } | Op::Head { norm } => {
                 let n = own(&b.n, row_of(token, d));
                 self.vector
                     .rms_norm(see(&b.x, row_of(token, d)), self.vectors.get(norm), eps, n);
-                self.quantize(n, token);
+                self.quantize(b, n, token);
             }
             Op::Out { .. } => {
                 let width = self.hyper.q_dim() as usize;
-                self.quantize(see(&b.o, row_of(token, width)), token);
+                self.quantize(b, see(&b.o, row_of(token, width)), token);
             }
             Op::Down { .. } => {
                 let g = own(&b.g, row_of(token, ff));
@@ -337,7 +363,7 @@ impl Shared {
                         _ => self.vector.relu_mul(g, u),
                     }
                 }
-                self.quantize(g, token);
+                self.quantize(b, g, token);
             }
             Op::Embed | Op::Attend { .. } | Op::Units { .. } => {
                 unreachable!("steps without matrices have no input")
@@ -357,15 +383,14 @@ impl Shared {
     /// The input of a packed layer's gate, which its units' up rows take too.
     pub(super) fn act_up(&self, tokens: usize) -> Act<'_> {
         // Any step but `Out` and `Down` takes the normed residual stream.
-        self.act(Op::Embed, 0, tokens, self.hyper.d as usize)
+        self.act(&self.buffers, Op::Embed, 0, tokens, self.hyper.d as usize)
     }
 
     /// Int8 codes of `x`, where a kernel may want them.
-    fn quantize(&self, x: &[f32], token: usize) {
+    fn quantize(&self, b: &Buffers, x: &[f32], token: usize) {
         if self.exact || !x.len().is_multiple_of(ACT_GROUP) {
             return;
         }
-        let b = &self.buffers;
         self.kernels.quantize(
             x,
             own(&b.codes, row_of(token, x.len())),
@@ -375,8 +400,7 @@ impl Shared {
     }
 
     /// What [`Shared::input`] made of `tokens` tokens for a step whose matrices have `cols` columns.
-    fn act(&self, op: Op, first: usize, tokens: usize, cols: usize) -> Act<'_> {
-        let b = &self.buffers;
+    fn act<'b>(&self, b: &'b Buffers, op: Op, first: usize, tokens: usize, cols: usize) -> Act<'b> {
         let x = match op {
             Op::Out { .. } => &b.o,
             Op::Down { .. } => &b.g,
@@ -428,7 +452,7 @@ impl Shared {
             bytes: &slot[at..at + count * row_bytes],
         };
         let tokens = self.batch.tokens();
-        let b = &self.buffers;
+        let b = self.lane(order);
         let out = match (step.op, which) {
             (Op::Qkv { .. }, 0) => &b.q,
             (Op::Qkv { .. }, 1) => &b.k,
@@ -450,7 +474,7 @@ impl Shared {
             .map(|bias| &self.vectors.get(bias)[first..first + count]);
         if head || !self.batch.prompt() {
             let token = if head { tokens - 1 } else { 0 };
-            let act = self.act(step.op, token, 1, weights.cols);
+            let act = self.act(b, step.op, token, 1, weights.cols);
             let out = own(out, first..first + count);
             self.kernels.matvec(&weights, &act, self.exact, out);
             if let Some(bias) = bias {
@@ -462,7 +486,7 @@ impl Shared {
             return;
         }
         let stride = matrix.rows as usize;
-        let act = self.act(step.op, 0, tokens, weights.cols);
+        let act = self.act(b, step.op, 0, tokens, weights.cols);
         let mut scratch = self.scratch[thread].lock().expect("a panic ends the run");
         let len = tokens * stride - first;
         assert!(
@@ -486,7 +510,7 @@ impl Shared {
     /// A part of the head for every token of the batch, folded into what scoring needs.
     fn score_rows(&self, op: Op, weights: &Rows<'_>, first: usize, thread: usize) {
         let tokens = self.batch.tokens();
-        let act = self.act(op, 0, tokens, weights.cols);
+        let act = self.act(&self.buffers, op, 0, tokens, weights.cols);
         let mut scratch = self.scratch[thread].lock().expect("a panic ends the run");
         let ThreadScratch { panel, tile, .. } = &mut *scratch;
         let rows = weights.bytes.len() / weights.row_bytes();
@@ -520,7 +544,7 @@ impl Shared {
         else {
             unreachable!("only attention stores")
         };
-        let b = &self.buffers;
+        let b = self.lane(order);
         let (q_dim, kv_dim) = (self.hyper.q_dim() as usize, self.hyper.kv_dim() as usize);
         let q = own(&b.q, row_of(token, q_dim));
         let k = own(&b.k, row_of(token, kv_dim));
@@ -543,7 +567,7 @@ impl Shared {
             unreachable!("only outputs are added")
         };
         let d = self.hyper.d as usize;
-        let b = &self.buffers;
+        let b = self.lane(order);
         let y = own(&b.y, row_of(token, d));
         if matches!(self.step(order).op, Op::Units { .. }) && !self.batch.prompt() {
             self.sum_groups(y);

@@ -203,6 +203,9 @@ pub struct Session<'m> {
     /// The store's reads and staging slots come after the engine's.
     first_read: u16,
     first_staging: u32,
+    /// Whether all pieces stay in memory once read, and whether they have been.
+    all_stay: bool,
+    settled: bool,
     storage: Metered<Backend>,
     compute: Cpu,
     position: u32,
@@ -287,6 +290,7 @@ impl<'m> Session<'m> {
             row_tokens: Cells::new(batch),
             batch: Batch::default(),
             buffers: Buffers::new(&hyper, batch),
+            ahead: plan.units.map(|_| Buffers::ahead(&hyper)),
             score: Score::new(if options.score { batch } else { 0 }, threads),
             kernels: options.kernels,
             vector: Vector::beside(&options.kernels),
@@ -324,6 +328,8 @@ impl<'m> Session<'m> {
             compute: Cpu::new(pool),
             first_read: plan.reads_max,
             first_staging: plan.slots,
+            all_stay: plan.kept() == plan.planned,
+            settled: false,
             store: memory.units.as_mut().map(|tables| {
                 let reach = Reach {
                     align,
@@ -526,6 +532,7 @@ impl<'m> Session<'m> {
             None => drive::pass(engine, storage, compute, watch),
             Some(store) => {
                 store.begin(count);
+                compute.look_ahead(self.settled && !prompt);
                 let mut beside = Beside {
                     store,
                     first_read: self.first_read,
@@ -536,6 +543,7 @@ impl<'m> Session<'m> {
             }
         }
         .map_err(|fault| self.fault(fault))?;
+        self.settled |= self.all_stay && mode != HeadMode::None;
         self.position += count;
         Ok(())
     }

@@ -73,6 +73,11 @@ mod tests {
                 rereads: k + 4,
                 waits: k + 5,
             },
+            units: sparse::Counters {
+                chosen: 9 * k,
+                hits: 8 * k,
+                ..sparse::Counters::default()
+            },
             stalled: Duration::from_millis(k),
             io_busy: Duration::from_millis(5 * k),
         };

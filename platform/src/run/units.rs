@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use leanstream_core::plan::{Activation, Op};
 use leanstream_core::sparse::store::groups_max;
-use leanstream_core::sparse::tables::Item;
+use leanstream_core::sparse::tables::{Foreseen, Item};
 use leanstream_core::sparse::{Chosen, Delivery, Grouping, Select};
 use leanstream_core::units::SlotId;
 
@@ -55,6 +55,9 @@ pub struct UnitRoom {
     groups: Cells<[u32; 3]>,
     /// How many groups the layer has; valid once all are computed.
     group_count: AtomicU32,
+    /// Units of the next layer, likeliest first; `foreseen_count` of them.
+    foreseen: Cells<Foreseen>,
+    foreseen_count: AtomicU32,
 }
 
 impl UnitRoom {
@@ -84,6 +87,8 @@ impl UnitRoom {
             sums: Cells::new(groups * d),
             groups: Cells::new(groups),
             group_count: AtomicU32::new(0),
+            foreseen: Cells::new(ff),
+            foreseen_count: AtomicU32::new(0),
             packed,
         }
     }
@@ -91,7 +96,7 @@ impl UnitRoom {
     /// Bytes of [`UnitRoom::new`] beside the slots and what is [`Packed`].
     pub fn bytes(ff: u64, tokens: u64, d: u64) -> u64 {
         let groups = u64::from(groups_max(ff as u32));
-        let each = size_of::<Chosen>() + 4 + size_of::<Item>();
+        let each = size_of::<Chosen>() + 4 + size_of::<Item>() + size_of::<Foreseen>();
         ff * each as u64 + ff.max(tokens * u64::from(Grouping::RUN)) * 4 + groups * (d * 4 + 12)
     }
 
@@ -104,6 +109,14 @@ impl UnitRoom {
     pub fn scores(&self) -> Option<&[f32]> {
         self.scores_wanted
             .then(|| see(&self.scores, 0..self.packed.ff()))
+    }
+
+    /// The units of the next layer that were foreseen, likeliest first.
+    pub fn foreseen(&self) -> &[Foreseen] {
+        see(
+            &self.foreseen,
+            0..self.foreseen_count.load(Ordering::Relaxed) as usize,
+        )
     }
 
     /// Notes a group as the `handed`-th of the layer; its items follow those handed over before.
@@ -258,6 +271,71 @@ impl Shared {
             }
         }
         room.count.store(count as u32, Ordering::Relaxed);
+    }
+
+    /// Phase `Peek`: the residual stream with what is computed of the layer's groups, to look ahead.
+    pub fn peek(&self, order: Order) {
+        let room = self.unit_room();
+        let Op::Units { post, .. } = self.steps[order.step as usize].op else {
+            unreachable!("only sparse layers are looked ahead of")
+        };
+        let b = self.lane(order);
+        let d = self.hyper.d as usize;
+        let x = own(&b.x, 0..d);
+        x.copy_from_slice(see(&self.buffers.x, 0..d));
+        let y = own(&b.y, 0..d);
+        y.fill(0.0);
+        for [number, ..] in see(&room.groups, 0..order.split as usize) {
+            let row = *number as usize * d;
+            self.vector.add_assign(y, see(&room.sums, row..row + d));
+        }
+        if let Some(post) = post {
+            self.vector
+                .rms_norm_rows(y, self.vectors.get(post), self.hyper.eps);
+        }
+        self.vector.add_assign(x, y);
+    }
+
+    /// Phase `Foresee`: which units the next layer will use, by its gate's output on a residual stream
+    /// that isn't complete. `order` names its sparse step.
+    pub fn foresee(&self, order: Order) {
+        let room = self.unit_room();
+        let layer = self.unit_layer(order);
+        let ff = room.packed.ff();
+        let g = see(&self.lane(order).g, 0..ff);
+        let rms = (self.vector.dot(g, g) / ff as f32)
+            .sqrt()
+            .max(f32::MIN_POSITIVE);
+        let foreseen = own(&room.foreseen, 0..ff);
+        let norms = room.packed.norms(layer);
+        let mut count = 0;
+        let mut likely = 0;
+        // A neuron a little below zero may turn out above.
+        let least = if self.hyper.act == Activation::Silu || self.hyper.act == Activation::Gelu {
+            f32::MIN
+        } else {
+            -0.25 * rms
+        };
+        for (index, &g) in g.iter().enumerate() {
+            if g > least {
+                foreseen[count] = Foreseen {
+                    index: index as u32,
+                    score: g / rms,
+                };
+                count += 1;
+                likely += usize::from(g > 0.0);
+            }
+        }
+        let foreseen = &mut foreseen[..count];
+        foreseen.sort_unstable_by(|a, b| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index)));
+        let mut wanted = (likely + likely / 4).min(count);
+        if let Select::Top(share) = room.select {
+            let size = |unit: &Foreseen| unit.score.abs() * norms[unit.index as usize];
+            foreseen
+                .sort_unstable_by(|a, b| size(b).total_cmp(&size(a)).then(a.index.cmp(&b.index)));
+            wanted = ((likely as f32 * share) as usize).min(count);
+        }
+        room.foreseen_count.store(wanted as u32, Ordering::Relaxed);
     }
 
     /// Phase `Dots`: activations of some items.

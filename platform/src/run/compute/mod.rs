@@ -3,17 +3,18 @@
 //! `submit` starts the first task, and every `poll` computes one chunk on the calling thread, so
 //! that the caller looks at the storage between chunks while the other threads go on.
 
+mod units;
+
 use std::sync::Arc;
 
 use leanstream_core::plan::Op;
 use leanstream_core::port::{Compute, ComputeEvent, Work};
-use leanstream_core::sparse::tables::{Foreseen, Item};
-use leanstream_core::sparse::{Choice, Delivery, Grouping, Select, UnitEvent, Units};
 use leanstream_core::units::SlotId;
 
 use super::pass::{Order, Phase, Shared, split};
 use super::units::{column_chunks, dot_chunks};
 use crate::pool::Pool;
+use units::{Ahead, Running};
 
 /// Works that may be queued: one runs, one waits, so that the pool goes on without a turn of the loop.
 const WORKS_MAX: usize = 2;
@@ -25,22 +26,17 @@ const TOKENS_PER_CHUNK: u32 = 4;
 pub struct Cpu {
     pool: Pool<Shared>,
     works: [Option<Work>; WORKS_MAX],
-    /// Phase of the first work that runs now.
-    running: Option<Phase>,
+    /// What runs now, of the first work or ahead of it.
+    running: Option<Step>,
     units: Running,
+    ahead: Ahead,
 }
 
-/// A sparse step that runs.
-#[derive(Clone, Copy, Debug, Default)]
-struct Running {
-    event: Option<UnitEvent>,
-    /// Groups handed over, computed, and told of.
-    handed: u32,
-    computed: u32,
-    told: u32,
-    /// The groups that are being computed end here.
-    until: u32,
-    abandoned: bool,
+/// A phase that runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Step {
+    phase: Phase,
+    ahead: bool,
 }
 
 impl Cpu {
@@ -51,7 +47,14 @@ impl Cpu {
             works: [None; WORKS_MAX],
             running: None,
             units: Running::default(),
+            ahead: Ahead::default(),
         }
+    }
+
+    /// Whether the next layer may be looked at while this one waits: its matrices have to be in
+    /// memory, and to stay there.
+    pub fn look_ahead(&mut self, may: bool) {
+        self.ahead.may = may && self.shared().ahead.is_some();
     }
 
     /// What the threads work on.
@@ -79,12 +82,18 @@ impl Cpu {
 
     /// Starts `phase` of `work`.
     fn begin(&mut self, work: Work, phase: Phase) {
+        self.begin_on(work, phase, false);
+    }
+
+    /// Starts `phase` of `work` on the batch's activations, or on those ahead.
+    fn begin_on(&mut self, work: Work, phase: Phase, ahead: bool) {
         let shared = Arc::clone(self.pool.job());
         let step = &shared.steps[work.step.0 as usize];
         let tokens = shared.batch.tokens() as u32;
         let mut order = Order {
             phase,
             step: work.step.0,
+            ahead,
             first: work.first.0,
             split: TOKENS_PER_CHUNK,
         };
@@ -108,7 +117,11 @@ impl Cpu {
                 order.split = split(work.count, rows, self.pool.threads() as u32);
                 work.count * order.split
             }
-            Phase::Choose => 1,
+            Phase::Choose | Phase::Foresee => 1,
+            Phase::Peek => {
+                order.split = self.units.computed;
+                1
+            }
             Phase::Dots | Phase::Columns => {
                 (order.first, order.split) = (self.units.computed, self.units.until);
                 let room = shared.unit_room();
@@ -123,7 +136,7 @@ impl Cpu {
             Phase::Input | Phase::Store | Phase::Add => tokens.div_ceil(TOKENS_PER_CHUNK),
         };
         self.pool.begin(order.task(chunks));
-        self.running = Some(phase);
+        self.running = Some(Step { phase, ahead });
     }
 }
 
@@ -140,13 +153,14 @@ impl Compute for Cpu {
     }
 
     fn poll(&mut self) -> Option<ComputeEvent> {
-        let phase = self.running?;
+        let Step { phase, ahead } = self.running?;
         if self.pool.step() || !self.pool.ended() {
             std::hint::spin_loop();
             return None;
         }
         let work = self.works[0].expect("a running phase has its work");
-        if matches!(phase, Phase::Choose | Phase::Dots | Phase::Columns) && self.unit_phase(phase) {
+        if ahead || matches!(phase, Phase::Choose | Phase::Dots | Phase::Columns) {
+            self.unit_phase(phase, ahead);
             return None;
         }
         if let Some(next) = self.next_phase(work, Some(phase)) {
@@ -163,122 +177,6 @@ impl Compute for Cpu {
     }
 
     fn busy(&self) -> bool {
-        self.running.is_some() || self.units.told < self.units.computed
-    }
-}
-
-impl Cpu {
-    /// Goes on after `phase` of a sparse step; false when the step ends.
-    fn unit_phase(&mut self, phase: Phase) -> bool {
-        self.running = None;
-        match phase {
-            Phase::Choose => {
-                self.units = Running {
-                    event: Some(UnitEvent::Chosen),
-                    abandoned: self.units.abandoned,
-                    ..Running::default()
-                };
-            }
-            Phase::Dots => {
-                let work = self.works[0].expect("a running phase has its work");
-                self.begin(work, Phase::Columns);
-                return true;
-            }
-            _ => self.units.computed = self.units.until,
-        }
-        if self.units.abandoned {
-            self.units = Running::default();
-            return false;
-        }
-        self.next_groups();
-        true
-    }
-
-    /// Starts what has been handed over since.
-    fn next_groups(&mut self) {
-        if self.running.is_none() && self.units.computed < self.units.handed {
-            self.units.until = self.units.handed;
-            let work = self.works[0].expect("groups belong to a step");
-            self.begin(work, Phase::Dots);
-        }
-    }
-}
-
-impl Units for Cpu {
-    fn poll_units(&mut self) -> Option<UnitEvent> {
-        if let Some(event) = self.units.event.take() {
-            return Some(event);
-        }
-        if self.units.told == self.units.computed {
-            return None;
-        }
-        let number = self.shared().unit_room().number(self.units.told as usize);
-        self.units.told += 1;
-        Some(UnitEvent::GroupEnded(number))
-    }
-
-    fn choice(&self) -> Choice<'_> {
-        let shared = self.shared();
-        let room = shared.unit_room();
-        let work = self.works[0].expect("a sparse step runs");
-        let Op::Units { layer, .. } = shared.steps[work.step.0 as usize].op else {
-            unreachable!("only sparse steps choose")
-        };
-        let prompt = shared.batch.prompt();
-        Choice {
-            bank: layer,
-            chosen: room.chosen(),
-            scores: if prompt { None } else { room.scores() },
-            grouping: if prompt {
-                Grouping::Sequence
-            } else {
-                Grouping::Importance
-            },
-            select: if prompt { Select::All } else { room.select },
-        }
-    }
-
-    fn group(&mut self, number: u32, items: &[Item]) {
-        let handed = self.units.handed;
-        self.shared()
-            .unit_room()
-            .hand_over(handed as usize, number, items);
-        self.units.handed += 1;
-        self.next_groups();
-    }
-
-    fn settle(&mut self, groups: u32) {
-        self.shared().unit_room().set_group_count(groups);
-        self.units = Running::default();
-        let work = self.works[0].expect("a sparse step runs");
-        self.begin(work, Phase::Add);
-    }
-
-    fn abandon(&mut self) {
-        let Some(work) = self.works[0] else { return };
-        let op = self.shared().steps[work.step.0 as usize].op;
-        if !matches!(op, Op::Units { .. }) || self.running == Some(Phase::Add) {
-            return;
-        }
-        if self.running.is_none() {
-            // The step waits for units that won't come.
-            self.shared().unit_room().set_group_count(0);
-            self.units = Running::default();
-            self.begin(work, Phase::Add);
-        } else {
-            self.units.abandoned = true;
-        }
-    }
-
-    fn idle(&mut self, _groups_left: u32) {}
-
-    fn foreseen(&self) -> (u32, &[Foreseen]) {
-        (0, &[])
-    }
-
-    fn deliver(&mut self, staging: SlotId, delivery: Delivery) -> bool {
-        let shared = self.shared();
-        let staged = shared.arena.bytes(staging);
-        shared.unit_room().deliver(delivery, &staged)
+        self.running.is_some() || self.units.telling()
     }
 }

@@ -1,0 +1,236 @@
+//! Sparse steps on the CPU: what runs when. A step chooses, computes the groups that are handed
+//! over, and ends with their sum; while it waits for units, the next layer is looked at.
+
+use leanstream_core::plan::Op;
+use leanstream_core::port::Work;
+use leanstream_core::sparse::tables::{Foreseen, Item};
+use leanstream_core::sparse::{Choice, Delivery, Grouping, Select, UnitEvent, Units};
+use leanstream_core::units::{PieceId, SlotId, StepId};
+
+use super::Cpu;
+use crate::run::pass::Phase;
+
+/// The sparse step that runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Running {
+    event: Option<UnitEvent>,
+    /// Groups handed over, computed, and told of.
+    pub handed: u32,
+    pub computed: u32,
+    told: u32,
+    /// The groups that are being computed end here.
+    pub until: u32,
+    settling: bool,
+    abandoned: bool,
+}
+
+impl Running {
+    /// Whether there is something to tell.
+    pub fn telling(&self) -> bool {
+        self.event.is_some() || self.told < self.computed
+    }
+}
+
+/// The look at the next layer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ahead {
+    /// Whether it is allowed.
+    pub may: bool,
+    /// What comes next, if one is under way.
+    next: Option<(Work, Phase)>,
+    /// How many looks the running layer has had.
+    looks: usize,
+}
+
+/// Groups that have to be computed for each look: what is seen gets sharper with them.
+const LOOKS: [u32; 3] = [0, 1, 4];
+
+impl Cpu {
+    /// Goes on after `phase` of a sparse step.
+    pub(super) fn unit_phase(&mut self, phase: Phase, ahead: bool) {
+        self.running = None;
+        match phase {
+            _ if ahead => self.ahead.next = self.after(phase),
+            Phase::Choose => {
+                self.units = Running {
+                    event: Some(UnitEvent::Chosen),
+                    abandoned: self.units.abandoned,
+                    ..Running::default()
+                };
+                self.ahead.looks = 0;
+                self.ahead.next = None;
+            }
+            Phase::Dots => {
+                let work = self.works[0].expect("a running phase has its work");
+                return self.begin(work, Phase::Columns);
+            }
+            _ => self.units.computed = self.units.until,
+        }
+        self.go_on();
+    }
+
+    /// Starts what comes next of the step, when nothing runs.
+    fn go_on(&mut self) {
+        if self.running.is_some() {
+            return;
+        }
+        let work = self.works[0].expect("a sparse step runs");
+        if self.units.abandoned {
+            self.shared().unit_room().set_group_count(0);
+        }
+        if self.units.abandoned || self.units.settling {
+            self.units = Running::default();
+            self.ahead.next = None;
+            self.begin(work, Phase::Add);
+        } else if self.units.computed < self.units.handed {
+            self.units.until = self.units.handed;
+            self.begin(work, Phase::Dots);
+        } else if let Some((work, phase)) = self.ahead.next {
+            self.begin_on(work, phase, true);
+        }
+    }
+
+    /// What follows a phase of the look ahead; its end is an event.
+    fn after(&mut self, phase: Phase) -> Option<(Work, Phase)> {
+        let (work, _) = self.ahead.next.expect("a look is under way");
+        match phase {
+            Phase::Foresee => {
+                self.units.event = Some(UnitEvent::Foreseen);
+                return None;
+            }
+            Phase::Peek => {}
+            _ => {
+                if let Some(phase) = self.next_phase(work, Some(phase)) {
+                    return Some((work, phase));
+                }
+            }
+        }
+        let work = self.whole_step(work.step.0 + 1);
+        let sparse = matches!(
+            self.shared().steps[work.step.0 as usize].op,
+            Op::Units { .. }
+        );
+        let phase = if sparse {
+            Phase::Foresee
+        } else {
+            self.next_phase(work, None).expect("every step has a phase")
+        };
+        Some((work, phase))
+    }
+
+    /// A step as one work over all its pieces.
+    fn whole_step(&self, step: u32) -> Work {
+        let shared = self.shared();
+        let matrices = shared.steps[step as usize].linears.iter().flatten();
+        let mut matrices = matrices.map(|l| &shared.matrices[l.matrix.0 as usize]);
+        let (first, mut count) = match matrices.next() {
+            Some(matrix) => (matrix.first, matrix.piece_count()),
+            None => (PieceId(0), 0),
+        };
+        count += matrices.map(|matrix| matrix.piece_count()).sum::<u32>();
+        Work {
+            step: StepId(step),
+            first,
+            count,
+            opens: true,
+            closes: true,
+        }
+    }
+
+    /// The layer of the running sparse step, and whether another follows it.
+    fn layer(&self) -> (u32, bool) {
+        let shared = self.shared();
+        let work = self.works[0].expect("a sparse step runs");
+        let at = work.step.0 as usize;
+        let Op::Units { layer, .. } = shared.steps[at].op else {
+            unreachable!("only sparse steps have units")
+        };
+        (layer, layer + 1 < shared.hyper.layers)
+    }
+}
+
+impl Units for Cpu {
+    fn poll_units(&mut self) -> Option<UnitEvent> {
+        if let Some(event) = self.units.event.take() {
+            return Some(event);
+        }
+        if self.units.told == self.units.computed {
+            return None;
+        }
+        let number = self.shared().unit_room().number(self.units.told as usize);
+        self.units.told += 1;
+        Some(UnitEvent::GroupEnded(number))
+    }
+
+    fn choice(&self) -> Choice<'_> {
+        let shared = self.shared();
+        let room = shared.unit_room();
+        let prompt = shared.batch.prompt();
+        Choice {
+            bank: self.layer().0,
+            chosen: room.chosen(),
+            scores: if prompt { None } else { room.scores() },
+            grouping: if prompt {
+                Grouping::Sequence
+            } else {
+                Grouping::Importance
+            },
+            select: if prompt { Select::All } else { room.select },
+        }
+    }
+
+    fn group(&mut self, number: u32, items: &[Item]) {
+        let handed = self.units.handed as usize;
+        self.shared().unit_room().hand_over(handed, number, items);
+        self.units.handed += 1;
+        self.go_on();
+    }
+
+    fn settle(&mut self, groups: u32) {
+        self.shared().unit_room().set_group_count(groups);
+        self.units.settling = true;
+        self.go_on();
+    }
+
+    fn abandon(&mut self) {
+        let Some(work) = self.works[0] else { return };
+        let op = self.shared().steps[work.step.0 as usize].op;
+        let adds = self
+            .running
+            .is_some_and(|running| running.phase == Phase::Add && !running.ahead);
+        if matches!(op, Op::Units { .. }) && !adds {
+            self.units.abandoned = true;
+            self.go_on();
+        }
+    }
+
+    fn idle(&mut self) {
+        let due = self.ahead.may
+            && self.ahead.next.is_none()
+            && self.running.is_none()
+            && LOOKS
+                .get(self.ahead.looks)
+                .is_some_and(|groups| self.units.computed >= *groups);
+        if due && self.layer().1 {
+            while LOOKS
+                .get(self.ahead.looks)
+                .is_some_and(|groups| self.units.computed >= *groups)
+            {
+                self.ahead.looks += 1;
+            }
+            let work = self.works[0].expect("a sparse step runs");
+            self.ahead.next = Some((self.whole_step(work.step.0), Phase::Peek));
+            self.go_on();
+        }
+    }
+
+    fn foreseen(&self) -> (u32, &[Foreseen]) {
+        (self.layer().0 + 1, self.shared().unit_room().foreseen())
+    }
+
+    fn deliver(&mut self, staging: SlotId, delivery: Delivery) -> bool {
+        let shared = self.shared();
+        let staged = shared.arena.bytes(staging);
+        shared.unit_room().deliver(delivery, &staged)
+    }
+}
