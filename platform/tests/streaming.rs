@@ -53,6 +53,8 @@ fn no_budget_backend_depth_or_thread_count_changes_a_bit() {
                         direct,
                         queue_depth: Some(depth),
                         gap: 0,
+                        select: leanstream_core::sparse::Select::All,
+                        policy: leanstream_core::sparse::retain::Name::Refine,
                         io: io::Options {
                             kind,
                             faults: (threads == 2).then_some(faults),

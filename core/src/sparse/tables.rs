@@ -112,6 +112,13 @@ impl Stat {
     }
 }
 
+impl Stat {
+    /// The share of the calibration's tokens.
+    pub fn prior(&self) -> f32 {
+        from_fixed(self.prior)
+    }
+}
+
 /// A share as 65535ths.
 pub(super) fn to_fixed(share: f32) -> u16 {
     // The cast saturates, and makes 0 of NaN.

@@ -18,6 +18,8 @@ use crate::io::throttle::Limits;
 use crate::io::{self, Direct};
 use crate::run::kv::KvType;
 use crate::run::model::{self, Info, Weights};
+use leanstream_core::sparse::Select;
+use leanstream_core::sparse::retain::Name;
 use crate::run::session::Options;
 use crate::signals;
 
@@ -67,6 +69,18 @@ macro_rules! runs_a_model {
             /// make reads fail, for trials: seed=1,fail=2%,late=5% ...
             #[argh(option)]
             fault: Option<String>,
+            /// of a packed model: exact computes every active neuron; sparse leaves out what is not in
+            /// memory and matters little (default: exact, or sparse with --keep)
+            #[argh(option)]
+            mode: Option<String>,
+            /// share of a layer's active neurons, the most important ones, that are read when they are
+            /// not in memory: 0 to 1 (default: 0.5); implies --mode sparse
+            #[argh(option)]
+            keep: Option<f32>,
+            /// what of a packed model stays in memory: refine, lru-window, oneshot, static or lfu
+            /// (default: refine)
+            #[argh(option)]
+            policy: Option<String>,
             /// f32 activations instead of int8: slower, for comparisons
             #[argh(switch, long = "exact-activations")]
             exact_activations: bool,
@@ -86,6 +100,9 @@ macro_rules! runs_a_model {
                     queue_depth: self.queue_depth,
                     throttle: self.throttle_read.as_deref(),
                     fault: self.fault.as_deref(),
+                    mode: self.mode.as_deref(),
+                    keep: self.keep,
+                    policy: self.policy.as_deref(),
                     exact: self.exact_activations,
                 }
             }
@@ -117,6 +134,12 @@ pub struct Machine<'a> {
     pub throttle: Option<&'a str>,
     /// Faults.
     pub fault: Option<&'a str>,
+    /// `exact` or `sparse`.
+    pub mode: Option<&'a str>,
+    /// Share of active neurons that are read when they are missing.
+    pub keep: Option<f32>,
+    /// Name of the retention policy.
+    pub policy: Option<&'a str>,
     /// f32 activations.
     pub exact: bool,
 }
@@ -146,6 +169,9 @@ impl<'a> Machine<'a> {
             queue_depth: None,
             throttle: None,
             fault: None,
+            mode: None,
+            keep: None,
+            policy: None,
             exact: false,
         }
     }
@@ -211,8 +237,30 @@ impl<'a> Machine<'a> {
         if self.batch == Some(0) {
             return Err(usage("--batch-size", &"at least one token"));
         }
+        let select = self.select()?;
+        let policy = match self.policy {
+            None => Name::Refine,
+            Some(name) => Name::from_name(name)
+                .filter(|name| !name.needs_oracle())
+                .ok_or_else(|| {
+                    usage(
+                        "--policy",
+                        &format_args!(
+                            "'{name}' is not a policy; refine, lru-window, oneshot, static or lfu"
+                        ),
+                    )
+                })?,
+        };
+        if !info.packed && (select != Select::All || self.policy.is_some()) {
+            return Err(Error::Usage(format!(
+                "--mode sparse, --keep and --policy need a packed model: leanstream pack {} OUT.lean",
+                info.paths[0].display()
+            )));
+        }
         Ok(Options {
             budget,
+            select,
+            policy,
             context: need.context,
             prompt: need.prompt,
             batch: self.batch,
@@ -246,6 +294,35 @@ impl<'a> Machine<'a> {
         })
     }
 }
+
+impl Machine<'_> {
+    /// Which chosen units are used.
+    fn select(&self) -> Result<Select, Error> {
+        let sparse = match self.mode {
+            None => self.keep.is_some(),
+            Some("exact") if self.keep.is_some() => {
+                return Err(Error::Usage(
+                    "--keep leaves neurons out, --mode exact computes all: give one of them".into(),
+                ));
+            }
+            Some("exact") => false,
+            Some("sparse") => true,
+            Some(other) => {
+                return Err(Error::Usage(format!(
+                    "--mode: '{other}' is not a mode; exact or sparse"
+                )));
+            }
+        };
+        match self.keep.unwrap_or(KEEP_DEFAULT) {
+            _ if !sparse => Ok(Select::All),
+            keep if (0.0..=1.0).contains(&keep) => Ok(Select::Top(keep)),
+            keep => Err(Error::Usage(format!("--keep: {keep} is no share; 0 to 1"))),
+        }
+    }
+}
+
+/// Of a layer's active neurons the share that sparse runs read when they are missing.
+const KEEP_DEFAULT: f32 = 0.5;
 
 /// What the machine has, less a margin for others and for what the kernel keeps for us; enough for
 /// any model that we were asked for where the machine doesn't say.

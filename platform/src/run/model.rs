@@ -34,6 +34,8 @@ pub struct Info {
     pub tokenizer: Tokenizer,
     /// `general.name`, or the file's name.
     pub name: String,
+    /// Whether its neurons are packed into units.
+    pub packed: bool,
     /// Weights of all tensors.
     pub parameters: u64,
     /// Architecture and the format that holds most bytes, for reports: `llama Q4_1`.
@@ -217,6 +219,7 @@ pub fn load(path: &Path) -> Result<(Info, Weights), Error> {
         name,
         parameters,
         kind,
+        packed: packed.is_some(),
     };
     let weights = Weights {
         matrices: parts.matrices,

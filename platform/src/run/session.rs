@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use leanstream_core::plan::pieces;
-use leanstream_core::sparse::{Beside, Reach, Store};
+use leanstream_core::sparse::retain::{Name, Policy};
+use leanstream_core::sparse::{Beside, Reach, Select, Store};
 use leanstream_core::stream::policy::cyclic::Cyclic;
 use leanstream_core::stream::tables::{Mark, Read, Slot, Step, Tables};
 use leanstream_core::stream::{Engine, Event, Fault, drive};
@@ -23,7 +24,7 @@ use super::pass::{Batch, HeadMode, SCORE_ROWS, Shared, ThreadScratch, own};
 use super::probe::Probe;
 use super::score::Score;
 use super::seats::Seats;
-use super::sparse::{Policy, UnitTables};
+use super::sparse::UnitTables;
 use super::units::UnitRoom;
 use crate::arena::Arena;
 use crate::cpu::units::UnitKernels;
@@ -61,6 +62,10 @@ pub struct Options {
     pub direct: Direct,
     /// Reads in flight, or as many as the device needs.
     pub queue_depth: Option<u16>,
+    /// Which chosen units of a packed model are used.
+    pub select: Select,
+    /// Which of its units stay in memory.
+    pub policy: Name,
     /// Unwanted bytes between two units that are read rather than left out.
     pub gap: u32,
     /// How to read; its depth is taken from the plan.
@@ -246,6 +251,7 @@ impl<'m> Session<'m> {
         let threads = options.threads as usize;
         let batch = plan.batch as usize;
         let align = memory.source.align();
+        let first_slots = plan.units.map_or(0, |units| units.slots);
         let unit_reads = plan.units.map_or(0, |units| units.reads_max);
         let arena = Arc::new(
             Arena::new(plan.slots + u32::from(unit_reads), plan.slot_bytes as usize)
@@ -266,7 +272,10 @@ impl<'m> Session<'m> {
         let kernels = UnitKernels::beside(&options.kernels);
         let units = packed.zip(plan.units).map(|(packed, plan)| {
             let (slots, bytes) = (plan.slots, plan.slot_bytes as usize);
-            UnitRoom::new(packed, kernels, slots, bytes, batch, hyper.d as usize)
+            let mut room = UnitRoom::new(packed, kernels, slots, bytes, batch, hyper.d as usize);
+            room.select = options.select;
+            room.scores_wanted = options.policy == Name::Refine;
+            room
         });
         let (unit_rows, unit_columns) = plan.unit_scratch;
         let shared = Shared {
@@ -337,7 +346,8 @@ impl<'m> Session<'m> {
                     gap_max: options.gap,
                     ahead_max: u32::from(unit_reads / 2).max(1),
                 };
-                Store::new(tables.lend(), Policy, reach)
+                let policy = Policy::new(options.policy, first_slots, tables.priors());
+                Store::new(tables.lend(), policy, reach)
             }),
             engine: Engine::new(
                 Tables {

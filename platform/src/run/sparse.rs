@@ -1,9 +1,7 @@
 //! The store of a packed model's units, with the tables that it works in.
 
-use leanstream_core::sparse::retain::{Cause, Retain, Seen};
 use leanstream_core::sparse::store::groups_max;
 use leanstream_core::sparse::tables::{Bank, Foreseen, Group, Home, Item, Read, Stat, Tables};
-use leanstream_core::stream::Worth;
 use leanstream_core::stream::tables::Slot;
 
 use super::memory::UnitPlan;
@@ -63,6 +61,12 @@ impl UnitTables {
             + 256 * size_of::<Read>() as u64
     }
 
+    /// The share of calibration tokens that used each unit.
+    pub fn priors(&self) -> impl Iterator<Item = f32> + Clone + use<> {
+        let priors: Vec<f32> = self.stats.iter().map(Stat::prior).collect();
+        priors.into_iter()
+    }
+
     /// Lends them.
     pub fn lend(&mut self) -> Tables<'_> {
         Tables {
@@ -76,17 +80,5 @@ impl UnitTables {
             reads: &mut self.reads,
             foreseen: &mut self.foreseen,
         }
-    }
-}
-
-/// Decayed frequency.
-pub struct Policy;
-
-impl Retain for Policy {
-    fn worth(&mut self, seen: &Seen, _cause: Cause) -> Worth {
-        Worth((seen.frequency.max(1.0 / 1024.0).log2() * 20.0 + 210.0) as u8)
-    }
-    fn newest_first(&self) -> bool {
-        true
     }
 }
