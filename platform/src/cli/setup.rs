@@ -18,10 +18,10 @@ use crate::io::throttle::Limits;
 use crate::io::{self, Direct};
 use crate::run::kv::KvType;
 use crate::run::model::{self, Info, Weights};
-use leanstream_core::sparse::Select;
-use leanstream_core::sparse::retain::Name;
 use crate::run::session::Options;
 use crate::signals;
+use leanstream_core::sparse::Select;
+use leanstream_core::sparse::retain::Name;
 
 /// Text longer than this is refused whatever the budget: a prompt of that size is a mistake.
 pub(super) const TEXT_MAX: u64 = 256 << 20;
