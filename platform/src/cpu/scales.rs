@@ -13,6 +13,26 @@ pub(super) const CHUNK: usize = 256;
 /// Groups of 32 in a whole chunk.
 pub(super) const GROUPS: usize = CHUNK / 32;
 
+/// Runs a body for each group `g` of a chunk; whole chunks are unrolled, with `g` a constant.
+macro_rules! groups_of_a_chunk {
+    (@ $g:ident $body:block $($n:literal)*) => {
+        $({
+            #[allow(non_upper_case_globals)]
+            const $g: usize = $n;
+            $body
+        })*
+    };
+    ($groups:expr, $g:ident => $body:block) => {
+        let groups = $groups;
+        if groups == $crate::cpu::scales::GROUPS {
+            $crate::cpu::scales::groups_of_a_chunk!(@ $g $body 0 1 2 3 4 5 6 7);
+        } else {
+            for $g in 0..groups $body
+        }
+    };
+}
+pub(super) use groups_of_a_chunk;
+
 /// Converts halves to singles with the instruction set at hand.
 pub(super) trait Halves {
     /// Eight at once, exactly.

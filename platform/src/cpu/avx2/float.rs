@@ -2,10 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use super::super::scales::CHUNK;
+use super::super::scales::{CHUNK, groups_of_a_chunk};
 use super::super::{Act, OutTile, RowList, Rows, Scratch};
 use super::codes::Codes;
-use super::simd::{F16c, decode, groups_of_a_chunk, sum8, transpose};
+use super::simd::{F16c, decode, sum8, transpose};
 
 /// A format of one value a block.
 pub(super) trait Float {

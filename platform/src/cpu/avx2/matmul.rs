@@ -7,10 +7,10 @@
 
 use std::arch::x86_64::*;
 
-use super::super::scales::{CHUNK, GROUPS};
+use super::super::scales::{CHUNK, GROUPS, groups_of_a_chunk};
 use super::super::{Act, OutTile, Rows, Scratch};
 use super::codes::{Codes, Shape, check_shape};
-use super::simd::{Dot, F16c, groups_of_a_chunk, transpose};
+use super::simd::{Dot, F16c, transpose};
 
 /// Rows of a panel.
 const ROWS: usize = 8;

@@ -2,10 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use super::super::scales::{CHUNK, GROUPS};
+use super::super::scales::{CHUNK, GROUPS, groups_of_a_chunk};
 use super::super::{Act, RowList};
 use super::codes::Codes;
-use super::simd::{Dot, F16c, decode, groups_of_a_chunk, sum8};
+use super::simd::{Dot, F16c, decode, sum8};
 
 /// `out[row] = weights[row] . act`, int8.
 ///

@@ -7,26 +7,6 @@ use super::super::scales::{Halves, Scales};
 use super::codes::{Codes, Shape};
 use super::matmul::Tile;
 
-/// Runs a body for each group `g` of a chunk; whole chunks are unrolled, with `g` a constant.
-macro_rules! groups_of_a_chunk {
-    (@ $g:ident $body:block $($n:literal)*) => {
-        $({
-            #[allow(non_upper_case_globals)]
-            const $g: usize = $n;
-            $body
-        })*
-    };
-    ($groups:expr, $g:ident => $body:block) => {
-        let groups = $groups;
-        if groups == $crate::cpu::scales::GROUPS {
-            $crate::cpu::avx2::simd::groups_of_a_chunk!(@ $g $body 0 1 2 3 4 5 6 7);
-        } else {
-            for $g in 0..groups $body
-        }
-    };
-}
-pub(super) use groups_of_a_chunk;
-
 /// Halves through F16C.
 pub(super) struct F16c;
 

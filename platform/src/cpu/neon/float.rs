@@ -2,10 +2,10 @@
 
 use std::arch::aarch64::*;
 
-use super::super::scales::CHUNK;
+use super::super::scales::{CHUNK, groups_of_a_chunk};
 use super::super::{Act, OutTile, RowList, Rows, Scratch};
 use super::codes::Codes;
-use super::simd::{Fcvtl, decode, groups_of_a_chunk, transpose, widen4};
+use super::simd::{Fcvtl, decode, transpose, widen4};
 
 /// A format of one value a block.
 pub(super) trait Float {

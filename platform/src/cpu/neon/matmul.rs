@@ -7,11 +7,11 @@
 
 use std::arch::aarch64::*;
 
-use super::super::scales::{CHUNK, GROUPS};
+use super::super::scales::{CHUNK, GROUPS, groups_of_a_chunk};
 use super::super::{Act, OutTile, Rows, Scratch};
 use super::codes::{Codes, Shape, check_shape};
 use super::dot::Dot;
-use super::simd::{Fcvtl, groups_of_a_chunk};
+use super::simd::Fcvtl;
 
 /// Rows of a panel.
 const ROWS: usize = 8;

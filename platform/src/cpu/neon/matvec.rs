@@ -2,11 +2,11 @@
 
 use std::arch::aarch64::*;
 
-use super::super::scales::{CHUNK, GROUPS};
+use super::super::scales::{CHUNK, GROUPS, groups_of_a_chunk};
 use super::super::{Act, RowList};
 use super::codes::Codes;
 use super::dot::Dot;
-use super::simd::{Fcvtl, decode, groups_of_a_chunk};
+use super::simd::{Fcvtl, decode};
 
 /// `out[row] = weights[row] . act`, int8.
 ///

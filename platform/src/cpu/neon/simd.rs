@@ -6,26 +6,6 @@ use std::arch::asm;
 use super::super::scales::{Halves, Scales};
 use super::codes::Codes;
 
-/// Runs a body for each group `g` of a chunk; whole chunks are unrolled, with `g` a constant.
-macro_rules! groups_of_a_chunk {
-    (@ $g:ident $body:block $($n:literal)*) => {
-        $({
-            #[allow(non_upper_case_globals)]
-            const $g: usize = $n;
-            $body
-        })*
-    };
-    ($groups:expr, $g:ident => $body:block) => {
-        let groups = $groups;
-        if groups == $crate::cpu::scales::GROUPS {
-            $crate::cpu::neon::simd::groups_of_a_chunk!(@ $g $body 0 1 2 3 4 5 6 7);
-        } else {
-            for $g in 0..groups $body
-        }
-    };
-}
-pub(super) use groups_of_a_chunk;
-
 /// Halves through the conversion that every AArch64 has.
 pub(super) struct Fcvtl;
 
