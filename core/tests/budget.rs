@@ -2,6 +2,8 @@
 //! engine or of a ranking shows here as a diff.
 
 mod common;
+#[path = "budget/units.rs"]
+mod units;
 
 use common::{Memory, Plan, piece_at};
 use leanstream_core::port::{ComputeEvent, ReadOutcome, Work};
@@ -209,5 +211,14 @@ fn reads_by_budget_and_policy_are_as_committed() {
     assert!(
         now == committed,
         "core/tests/golden/budget.txt no longer says what the engine does; review and commit:\n{now}"
+    );
+}
+
+#[test]
+fn absent_units_by_budget_and_policy_are_as_committed() {
+    let (now, committed) = (units::table(), include_str!("golden/budget_units.txt"));
+    assert!(
+        now == committed,
+        "core/tests/golden/budget_units.txt no longer says what the policies do; review and commit:\n{now}"
     );
 }
