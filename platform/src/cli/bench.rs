@@ -142,6 +142,7 @@ impl Bench {
                 context: 1,
                 prompt: 1,
                 score: false,
+                one_by_one: false,
             },
         )?;
         let failed = |error: &dyn std::fmt::Display| {
@@ -223,6 +224,7 @@ impl Bench {
             context,
             prompt: test.prompt.max(1),
             score: false,
+            one_by_one: false,
         };
         let options = self.machine().options(&info, need)?;
         let mut memory = match Memory::new(&info, &mut weights, &options, held()) {

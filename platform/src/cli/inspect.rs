@@ -143,6 +143,7 @@ impl Inspect {
             context: self.ctx_size,
             prompt: self.ctx_size,
             score: false,
+            one_by_one: false,
         };
         let options = setup::Machine {
             budget,

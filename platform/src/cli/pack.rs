@@ -79,6 +79,7 @@ impl Pack {
             context,
             prompt: context,
             score: false,
+            one_by_one: false,
         };
         let options = Options {
             down,

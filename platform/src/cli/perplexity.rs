@@ -30,6 +30,9 @@ runs_a_model! {
         /// most chunks to score (default: all)
         #[argh(option)]
         chunks: Option<u32>,
+        /// take tokens in one at a time, as generation does: slower (always so with --mode sparse)
+        #[argh(switch, long = "token-by-token")]
+        token_by_token: bool,
         /// print one JSON object instead of the running values
         #[argh(switch)]
         json: bool,
@@ -102,6 +105,7 @@ impl Perplexity {
             context: self.ctx_size,
             prompt: self.ctx_size,
             score: true,
+            one_by_one: self.token_by_token,
         };
         let options = self.machine().options(&info, need)?;
         let mut memory = Memory::new(
@@ -148,7 +152,7 @@ impl Perplexity {
                 "n_ctx": chunk,
                 "budget_bytes": options.budget,
                 "peak_rss_bytes": peak,
-                "bytes_read": stats.counters.bytes_read,
+                "bytes_read": stats.bytes_read(),
                 "io_mode": session.storage().io_mode(),
             });
             return out.write(format!("{summary}\n").as_bytes());

@@ -255,6 +255,7 @@ pub(super) fn execute(job: Job<'_>, allocator: &Counting) -> Result<(), Error> {
         context,
         prompt: tokens.len() as u32,
         score: false,
+        one_by_one: false,
     };
     let options = job.machine.options(&info, need)?;
     let mut memory = Memory::new(&info, &mut weights, &options, held())?;
@@ -467,8 +468,8 @@ fn report(
             "tokens_per_s": (per_s * 1000.0).round() / 1000.0,
             "budget_bytes": options.budget,
             "peak_rss_bytes": peak,
-            "bytes_read": outcome.total.counters.bytes_read,
-            "bytes_read_per_token": if decoded > 0 { outcome.decoded.counters.bytes_read / decoded as u64 } else { 0 },
+            "bytes_read": outcome.total.bytes_read(),
+            "bytes_read_per_token": if decoded > 0 { outcome.decoded.bytes_read() / decoded as u64 } else { 0 },
             "rereads": outcome.total.counters.rereads,
             "hit_rate": outcome.decoded.hit_rate(),
             "stall_ms": ms(outcome.total.stalled),
@@ -480,6 +481,15 @@ fn report(
             "model": info.name,
             "allocations": outcome.allocations,
         });
+        if let (true, Some(object)) = (info.packed, summary.as_object_mut()) {
+            let units = &outcome.decoded;
+            object.insert("policy".into(), options.policy.as_str().into());
+            object.insert("mode".into(), setup::mode(options.select).into());
+            object.insert("miss_ratio".into(), units.miss_ratio().into());
+            object.insert("redundant_ratio".into(), units.redundant_ratio().into());
+            object.insert("late_ratio".into(), units.late_ratio().into());
+            object.insert("hidden".into(), units.hidden(outcome.decode_time).into());
+        }
         if let (Print::JsonStream, Some(object)) = (job.print, summary.as_object_mut()) {
             object.insert("done".into(), true.into());
         }
@@ -493,7 +503,7 @@ fn report(
         outcome.stop.name(),
         mib(options.budget),
         mib(peak),
-        mib(outcome.total.counters.bytes_read),
+        mib(outcome.total.bytes_read()),
         outcome.io_mode,
         outcome.decoded.hit_rate() * 100.0,
         job.params.seed,

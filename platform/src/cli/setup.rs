@@ -153,6 +153,8 @@ pub struct Need {
     pub prompt: u32,
     /// Whether tokens are scored.
     pub score: bool,
+    /// Whether they are taken in one at a time.
+    pub one_by_one: bool,
 }
 
 impl<'a> Machine<'a> {
@@ -265,6 +267,7 @@ impl<'a> Machine<'a> {
             prompt: need.prompt,
             batch: self.batch,
             score: need.score,
+            one_by_one: need.one_by_one || select != Select::All,
             threads,
             kv_type,
             exact: self.exact,
@@ -292,6 +295,14 @@ impl<'a> Machine<'a> {
             },
             stop: &signals::STOP,
         })
+    }
+}
+
+/// The name of a mode.
+pub fn mode(select: Select) -> &'static str {
+    match select {
+        Select::All => "exact",
+        Select::Top(_) => "sparse",
     }
 }
 

@@ -50,6 +50,9 @@ pub struct Options {
     pub batch: Option<u32>,
     /// Whether [`Session::score`] will be called.
     pub score: bool,
+    /// Whether it takes tokens in one at a time: what a sparse mode costs shows only then, for
+    /// batches use every unit.
+    pub one_by_one: bool,
     /// Compute threads, at least 1.
     pub threads: u32,
     /// Type of the KV cache.
@@ -208,6 +211,8 @@ pub struct Session<'m> {
     /// The store's reads and staging slots come after the engine's.
     first_read: u16,
     first_staging: u32,
+    /// Whether scored tokens are taken in one at a time, as generated ones are.
+    one_by_one: bool,
     /// Whether all pieces stay in memory once read, and whether they have been.
     all_stay: bool,
     settled: bool,
@@ -337,6 +342,7 @@ impl<'m> Session<'m> {
             compute: Cpu::new(pool),
             first_read: plan.reads_max,
             first_staging: plan.slots,
+            one_by_one: options.one_by_one,
             all_stay: plan.kept() == plan.planned,
             settled: false,
             store: memory.units.as_mut().map(|tables| {
@@ -428,6 +434,17 @@ impl<'m> Session<'m> {
         mut each: impl FnMut(f64),
     ) -> Result<(), Error> {
         assert_eq!(tokens.len(), targets.len(), "one target a token");
+        if self.one_by_one {
+            for (&token, &target) in tokens.iter().zip(targets) {
+                if target == u32::MAX {
+                    self.pass(&[token], false, HeadMode::None, true)?;
+                } else {
+                    self.pass(&[token], false, HeadMode::Last, true)?;
+                    each(nll(self.logits(), target));
+                }
+            }
+            return Ok(());
+        }
         let batch = self.batch as usize;
         for (part, wanted) in tokens.chunks(batch).zip(targets.chunks(batch)) {
             let score = &self.compute.shared().score;
@@ -616,6 +633,13 @@ impl<'m> Session<'m> {
             }
         }
     }
+}
+
+/// Negative log-likelihood of a token.
+fn nll(logits: &[f32], token: u32) -> f64 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();
+    sum.ln() - f64::from(logits[token as usize] - most)
 }
 
 /// Times the waits and carries the stop flag.

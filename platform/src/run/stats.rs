@@ -19,12 +19,48 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Share of the pieces that were in memory when their step opened.
+    /// Bytes that were read, widening and gaps included.
+    pub fn bytes_read(&self) -> u64 {
+        self.counters.bytes_read + self.units.bytes_read
+    }
+
+    /// Share of the pieces and units that were in memory when they were wanted.
     pub fn hit_rate(&self) -> f64 {
-        match self.counters.pieces {
+        let used = self.units.chosen - self.units.skipped;
+        let hits = self.counters.hits + self.units.hits;
+        match self.counters.pieces + used {
             0 => 1.0,
-            pieces => self.counters.hits as f64 / pieces as f64,
+            wanted => hits as f64 / wanted as f64,
         }
+    }
+
+    /// Share of the active units that had to be read.
+    pub fn miss_ratio(&self) -> f64 {
+        ratio(self.units.misses(), self.units.chosen)
+    }
+
+    /// Of the bytes of units that were read, the share that was read on speculation and then not
+    /// used.
+    pub fn redundant_ratio(&self) -> f64 {
+        let redundant = self.units.bytes_redundant;
+        ratio(redundant, self.units.bytes_missed + redundant)
+    }
+
+    /// Of the units that were used without being in memory, the share that was on its way.
+    pub fn late_ratio(&self) -> f64 {
+        ratio(self.units.late, self.units.misses())
+    }
+
+    /// Share of the shorter of reading and computing that ran beside the other, in a run that took
+    /// `wall`: 1 is the most that overlapping can do.
+    pub fn hidden(&self, wall: Duration) -> f64 {
+        let computing = wall.saturating_sub(self.stalled);
+        let shorter = computing.min(self.io_busy).as_secs_f64();
+        if shorter == 0.0 {
+            return 1.0;
+        }
+        let both = self.io_busy.saturating_sub(self.stalled).as_secs_f64();
+        (both / shorter).min(1.0)
     }
 
     /// Share of the reading time that was hidden behind computing.
@@ -51,6 +87,13 @@ impl Stats {
             stalled: self.stalled.saturating_sub(before.stalled),
             io_busy: self.io_busy.saturating_sub(before.io_busy),
         }
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    match whole {
+        0 => 0.0,
+        whole => part as f64 / whole as f64,
     }
 }
 
@@ -87,5 +130,8 @@ mod tests {
         sum.add(&before);
         assert_eq!(sum, after);
         assert_eq!(after.overlap(), 0.8);
+        // 500 ms of reading, 100 ms of waiting for it, in 300 ms: 200 ms of computing, all beside it.
+        assert_eq!(after.hidden(Duration::from_millis(300)), 1.0);
+        assert_eq!(after.hidden(Duration::from_millis(900)), 0.8);
     }
 }

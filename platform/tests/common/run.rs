@@ -26,6 +26,7 @@ pub fn options(tokens: usize) -> Options {
         direct: Direct::Auto,
         queue_depth: None,
         gap: 0,
+        one_by_one: false,
         select: leanstream_core::sparse::Select::All,
         policy: leanstream_core::sparse::retain::Name::Refine,
         io: io::Options::default(),
