@@ -1,0 +1,181 @@
+//! Packed models run: they compute what the model computes, and neither the budget nor the policy
+//! nor the storage changes a bit of it.
+
+mod common;
+
+use common::packs::{options as pack_options, pack_with};
+use common::{Scratch, relative_l2, run};
+use leanstream::io::fault::FaultPlan;
+use leanstream::io::{self, Kind};
+use leanstream::run::model;
+use leanstream::run::session::{Memory, Options, Session};
+use leanstream::synth::vocab::Vocab;
+use leanstream::synth::{Arch, Spec};
+use leanstream_core::quant::QuantType;
+use leanstream_core::sparse::Select;
+use leanstream_core::sparse::retain::Name;
+
+const TOKENS: [u32; 14] = [3, 17, 90, 4, 200, 33, 61, 7, 120, 9, 250, 41, 77, 5];
+
+/// A model and its pack.
+fn both(scratch: &Scratch, name: &str, spec: &Spec) -> (std::path::PathBuf, std::path::PathBuf) {
+    let (from, to) = (
+        scratch.join(&format!("{name}.gguf")),
+        scratch.join(&format!("{name}.lean")),
+    );
+    spec.write(&Vocab::BuiltIn, &from).expect("a model");
+    pack_with(&from, &to, &pack_options()).expect("a pack");
+    (from, to)
+}
+
+/// Large enough that a small budget holds a part of the units.
+fn relu(ty: QuantType) -> Spec {
+    Spec {
+        d: 256,
+        ff: 1024,
+        layers: 4,
+        activation: Some("relu"),
+        ..Spec::small(Arch::Llama, ty, 7)
+    }
+}
+
+/// With f32 activations a pack whose columns were moved computes what the model does, up to rounding
+/// in another order; the prompt's last position and four decoded ones.
+#[test]
+fn a_pack_computes_what_its_model_computes() {
+    let scratch = Scratch::new("packed-same");
+    let specs = [
+        ("relu-q8_0", relu(QuantType::Q8_0)),
+        ("relu-q4_1", relu(QuantType::Q4_1)),
+        (
+            "silu-q4_0",
+            Spec {
+                activation: None,
+                ..relu(QuantType::Q4_0)
+            },
+        ),
+        (
+            "silu-q5_1",
+            Spec {
+                activation: None,
+                ..relu(QuantType::Q5_1)
+            },
+        ),
+        (
+            "gelu-q8_0",
+            Spec {
+                ff: 512,
+                ..Spec::small(Arch::Gemma3, QuantType::Q8_0, 3)
+            },
+        ),
+        (
+            "arcee-q8_0",
+            Spec {
+                ff: 512,
+                ..Spec::small(Arch::Arcee, QuantType::Q8_0, 4)
+            },
+        ),
+    ];
+    for (name, spec) in specs {
+        let (from, to) = both(&scratch, name, &spec);
+        let options = Options {
+            exact: true,
+            ..run::options(TOKENS.len())
+        };
+        let dense = run::logits(&from, &options, &TOKENS, 5).expect("a run");
+        let packed = run::logits(&to, &options, &TOKENS, 5).expect("a run");
+        for (position, (packed, dense)) in packed.iter().zip(&dense).enumerate() {
+            let wide = |logits: &[f32]| logits.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+            let error = relative_l2(&wide(packed), &wide(dense));
+            assert!(error < 2e-4, "{name}, position {position}: {error}");
+        }
+    }
+}
+
+#[test]
+fn no_budget_policy_backend_or_thread_count_changes_a_bit() {
+    let scratch = Scratch::new("packed-grid");
+    let (_, path) = both(&scratch, "relu", &relu(QuantType::Q8_0));
+    let plenty = run::options(TOKENS.len());
+    let want = run::logits(&path, &plenty, &TOKENS, 8).expect("a run");
+    let least = run::least_budget(
+        &path,
+        &Options {
+            batch: Some(1),
+            ..plenty.clone()
+        },
+    );
+    let faults =
+        FaultPlan::parse("seed=5,fail=0.3%,corrupt=0.2%,late=5%,short=10%").expect("a plan");
+    let policies = Name::ALL.into_iter().filter(|name| !name.needs_oracle());
+    for policy in policies {
+        for extra in [0, 200 << 10, 1 << 20, 1 << 30] {
+            for (kind, threads, gap) in [
+                (Kind::Uring, 1, 0),
+                (Kind::Uring, 2, 8192),
+                (Kind::Pread, 3, 100),
+            ] {
+                let options = Options {
+                    budget: least + extra + u64::from(threads) * (1 << 20),
+                    batch: if extra == 0 { Some(1) } else { None },
+                    threads,
+                    policy,
+                    gap,
+                    io: io::Options {
+                        kind,
+                        faults: (threads == 2).then_some(faults),
+                        ..plenty.io
+                    },
+                    ..plenty.clone()
+                };
+                let got = run::logits(&path, &options, &TOKENS, 8)
+                    .unwrap_or_else(|e| panic!("{policy:?} {extra} {kind:?} {threads}: {e}"));
+                assert!(
+                    got == want,
+                    "{policy:?} {extra} {kind:?}, {threads} threads: other bits"
+                );
+            }
+        }
+    }
+}
+
+/// The sparse mode reads less than the exact one, and changes the result; with everything in memory
+/// it changes nothing.
+#[test]
+fn the_sparse_mode_leaves_out_what_is_not_in_memory() {
+    let scratch = Scratch::new("packed-sparse");
+    let (_, path) = both(&scratch, "relu", &relu(QuantType::Q8_0));
+    let plenty = run::options(64);
+    let least = run::least_budget(&path, &plenty);
+    let read = |budget: u64, select: Select| {
+        let options = Options {
+            budget,
+            select,
+            ..plenty.clone()
+        };
+        let (info, mut weights) = model::load(&path).expect("a model");
+        let mut memory = Memory::new(&info, &mut weights, &options, 0).expect("it fits");
+        let mut session = Session::start(&info, weights, &mut memory, &options).expect("it starts");
+        session.prompt(&TOKENS, true).expect("a prompt");
+        let before = session.stats();
+        let mut last = Vec::new();
+        for token in 0..30 {
+            last = session.decode(token, true).expect("a token").to_vec();
+        }
+        (session.stats().since(&before).units, last)
+    };
+    let small = least + (300 << 10);
+    let (exact, _) = read(small, Select::All);
+    let (sparse, _) = read(small, Select::Top(0.25));
+    assert_eq!(exact.skipped, 0);
+    assert!(
+        exact.misses() > 0 && sparse.skipped > 0,
+        "{exact:?} {sparse:?}"
+    );
+    assert!(sparse.misses() * 2 < exact.misses(), "{exact:?} {sparse:?}");
+    let (all, all_logits) = read(1 << 30, Select::All);
+    let (none, none_logits) = read(1 << 30, Select::Top(0.0));
+    assert_eq!(all.misses(), 0, "a prompt leaves everything in memory");
+    assert_eq!(none.skipped, 0);
+    assert_eq!(all_logits, none_logits);
+}
