@@ -27,7 +27,7 @@ const ALIASES: [(&str, &str); 9] = [
 ];
 
 /// Options without a value. What follows any other one is its value, whatever it looks like.
-const SWITCHES: [&str; 14] = [
+const SWITCHES: [&str; 15] = [
     "--help",
     "--version",
     "--buffered",
@@ -39,6 +39,7 @@ const SWITCHES: [&str; 14] = [
     "--ids",
     "--no-bos",
     "--no-tensors",
+    "--no-stages",
     "--blocks",
     "--sha256",
     "--",

@@ -7,6 +7,7 @@ mod inspect;
 mod output;
 mod pack;
 mod perplexity;
+mod replay;
 mod run;
 mod setup;
 mod tokenize;
@@ -34,6 +35,7 @@ struct Top {
 enum Command {
     Run(run::Run),
     Perplexity(perplexity::Perplexity),
+    Replay(replay::Replay),
     Tokenize(tokenize::Tokenize),
     Inspect(inspect::Inspect),
     Verify(verify::Verify),
@@ -83,6 +85,7 @@ fn dispatch(args: &[&str], allocator: &Counting) -> Result<(), Error> {
     match top.command {
         Some(Command::Run(command)) => command.execute(allocator),
         Some(Command::Perplexity(command)) => command.execute(),
+        Some(Command::Replay(command)) => command.execute(),
         Some(Command::Tokenize(command)) => command.execute(),
         Some(Command::Inspect(command)) => command.execute(),
         Some(Command::Verify(command)) => command.execute(),

@@ -1,5 +1,9 @@
 //! Traces of runs: recorded by the run loop, read again for replay.
 
 mod record;
+mod sets;
+mod simulate;
 
 pub use record::{Meta, ReadKind, Recorder};
+pub use sets::{Recall, Sets};
+pub use simulate::{Machine, Outcome, least_slots, simulate};

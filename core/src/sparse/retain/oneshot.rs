@@ -18,10 +18,11 @@ const FORESEEN: Worth = Worth(96);
 const PROTECTED: Worth = Worth(128);
 
 impl Oneshot {
-    /// For a cache of `slots` units, four fifths of which may be protected.
+    /// For a cache of `slots` units, half of which may be protected: a probation that is shorter than
+    /// what one token brings in protects nothing.
     pub fn new(slots: u32) -> Self {
         Self {
-            protected_max: (u64::from(slots) * 4 / 5) as u32,
+            protected_max: slots / 2,
         }
     }
 }
@@ -66,10 +67,8 @@ mod tests {
         let segment = policy.segment().expect("the protected one");
         assert_eq!(
             (segment.worth, segment.units_max, segment.below),
-            (second, 80, first)
+            (second, 50, first)
         );
         assert!(policy.speculates() && !policy.reranks());
-        let whole = Oneshot::new(u32::MAX).segment().expect("the protected one");
-        assert_eq!(whole.units_max, 3_435_973_836);
     }
 }

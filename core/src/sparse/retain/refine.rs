@@ -59,6 +59,14 @@ impl Refine {
     pub fn new() -> Self {
         Self {}
     }
+
+    /// The score of a stage that is right for this share of the units it names, where it says no
+    /// more of each.
+    pub fn score_of(precision: f32) -> f32 {
+        let share = precision.clamp(0.001, 0.999);
+        let logit = (log2(share) - log2(1.0 - share)) * core::f32::consts::LN_2;
+        (logit - FORESEEN_BIAS) / FORESEEN_SCORE
+    }
 }
 
 /// `score` where it is known, cut to what the constants hold for.
@@ -129,6 +137,15 @@ mod tests {
         }
         assert!(worth(1.0 / 65535.0, -4.0, Cause::Passed) >= 1);
         assert!(worth(1.0, 4.0, Cause::Passed) < 255);
+    }
+
+    #[test]
+    fn a_stage_is_trusted_as_far_as_it_is_right() {
+        assert!((Refine::score_of(0.917) - SCORE_FORESEEN).abs() < 0.02);
+        let doubted = worth(0.01, Refine::score_of(0.1), Cause::Foreseen);
+        let trusted = worth(0.01, Refine::score_of(0.8), Cause::Foreseen);
+        let kept = worth(0.3, -0.5, Cause::Passed);
+        assert!(doubted < kept && kept < trusted);
     }
 
     #[test]
