@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use common::Scratch;
 use common::cli::{BIN, Ran, finish, larger, program, small, with};
-use common::packs::Read;
+use common::packs::{Read, TEXT};
 
 fn pack(from: &Path, to: &Path, args: &str) -> Ran {
     let mut command = program(["pack"]);
@@ -193,10 +193,14 @@ fn the_budget_holds() {
     let scratch = Scratch::new("pack-budget");
     let from = larger(scratch.join("model.gguf"));
     let to = scratch.join("model.lean");
+    // Few words: with the least budget, every batch reads the whole model.
+    let text = scratch.join("text.txt");
+    fs::write(&text, TEXT).unwrap();
+    let text = format!("--threads 2 --calibrate {}", text.display());
     let mut budget = "1M".to_owned();
     let mut refusals = 0;
     let object = loop {
-        let ran = pack(&from, &to, &format!("--json --threads 2 --budget {budget}"));
+        let ran = pack(&from, &to, &format!("--json {text} --budget {budget}"));
         if ran.code == 0 {
             break ran.json();
         }
@@ -206,7 +210,7 @@ fn the_budget_holds() {
         refusals += 1;
         // One refusal by packing itself, some by what calibration needs.
         assert!(refusals < 6, "the least budget keeps growing: {budget}");
-        assert_eq!(scratch.names(), ["model.gguf"]);
+        assert_eq!(scratch.names(), ["model.gguf", "text.txt"]);
     };
     assert!(refusals > 0);
     let peak = object["peak_rss_bytes"].as_u64().unwrap();
@@ -215,7 +219,7 @@ fn the_budget_holds() {
     assert!(budget < 24 << 20, "{budget}");
     // And the pack is the one that a rich machine makes.
     let rich = scratch.join("rich.lean");
-    assert_eq!(pack(&from, &rich, "--threads 2").code, 0);
+    assert_eq!(pack(&from, &rich, &text).code, 0);
     assert!(fs::read(&to).unwrap() == fs::read(&rich).unwrap());
 }
 

@@ -60,6 +60,7 @@ fn main() -> std::io::Result<()> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/pack");
     fs::create_dir_all(&corpus)?;
     fs::write(corpus.join("moved"), pack(&Lie::default()))?;
+    // Columns of other kinds: units then have other sizes, which the fuzzer has to find.
     let anew = Lie {
         key: "lean.down.moved",
         value: Some((9, bools(&[0, 0]))),

@@ -86,6 +86,20 @@ mod tests {
         }
     }
 
+    /// What counts is the share of tokens in common, or the busiest neurons would be next to all.
+    #[test]
+    fn busy_neurons_are_no_better_neighbours() {
+        let spans = [0..600usize, 0..320, 250..840];
+        let mut bits = vec![0u64; 3 * WORDS];
+        for (neuron, span) in spans.iter().enumerate() {
+            for token in span.clone() {
+                bits[neuron * WORDS + token / 64] |= 1 << (token % 64);
+            }
+        }
+        let active = spans.map(|span| span.len() as u32);
+        assert_eq!(by_coactivation(&active, &bits), [0, 1, 2]);
+    }
+
     #[test]
     fn silent_neurons_are_not_lost() {
         let order = by_coactivation(&[0, 0, 0], &[0; 3 * WORDS]);
