@@ -311,7 +311,7 @@ impl<'m, 'a> Pack<'m, 'a> {
             ff: hyper.ff,
             layers: hyper.layers,
             vocab: hyper.vocab,
-            tied: hyper.tied,
+            tied: model.tensors.find("output.weight").is_none(),
             down_types: per_layer(model, hyper, "lean.down.types", ValueType::U32)?,
             down_moved: per_layer(model, hyper, "lean.down.moved", ValueType::Bool)?,
             up_types: if gated {

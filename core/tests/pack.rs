@@ -290,7 +290,7 @@ fn integers_are_no_weights() {
         first: &files[0],
         tensors,
     };
-    let error = plan::plan(&model, &mut Ignore).unwrap_err();
+    let error = plan::plan(&model, &mut Ignore, plan::Head::Full).unwrap_err();
     assert_eq!(
         error,
         PlanError::NotWeights {

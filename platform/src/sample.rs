@@ -25,6 +25,17 @@ pub struct Params {
     pub seed: u64,
 }
 
+impl Params {
+    /// How many of the most likely tokens it takes to choose; `None` for all of them.
+    pub fn top(&self) -> Option<u32> {
+        match self.top_k {
+            _ if self.temperature <= 0.0 => Some(1),
+            0 => None,
+            k => Some(k),
+        }
+    }
+}
+
 impl Default for Params {
     fn default() -> Self {
         Self {
@@ -103,6 +114,11 @@ impl Sampler {
         }
     }
 
+    /// The penalty of recent tokens, and these, in no order and some of them repeatedly.
+    pub fn recent(&self) -> (f32, &[u32]) {
+        (self.params.repeat_penalty, &self.recent)
+    }
+
     /// Chooses a token. `logits` (vocab) are changed where the penalty applies.
     ///
     /// # Errors
@@ -140,11 +156,7 @@ impl Sampler {
                 continue;
             }
             if let Some(logit) = logits.get_mut(token as usize) {
-                *logit = if *logit > 0.0 {
-                    *logit / penalty
-                } else {
-                    *logit * penalty
-                };
+                *logit = penalised(*logit, penalty);
             }
         }
     }
@@ -201,6 +213,15 @@ impl Sampler {
             }
         }
         self.candidates[0].token
+    }
+}
+
+/// A recent token's logit.
+pub fn penalised(logit: f32, penalty: f32) -> f32 {
+    if logit > 0.0 {
+        logit / penalty
+    } else {
+        logit * penalty
     }
 }
 

@@ -4,7 +4,9 @@
 //! five layers of six with a rotary base of their own, embeddings scaled by the root of their width,
 //! a tied head. The converter has added the 1 to the norms' weights.
 
-use super::{Activation, Arch, Hyper, Model, Op, PlanError, Rope, RopeStyle, Sink, StepPlan};
+use super::{
+    Activation, Arch, Hyper, MatrixId, Model, Op, PlanError, Rope, RopeStyle, Sink, StepPlan,
+};
 use crate::plan::llama::libm_sqrt;
 
 const ARCH: &str = "gemma3";
@@ -13,10 +15,11 @@ const ARCH: &str = "gemma3";
 /// keys' width. It is told by its number of blocks, as llama.cpp does.
 const LAYERS_27B: u32 = 62;
 
+/// All but the last step; the embedding, for that.
 pub(super) fn plan<'a>(
     model: &Model<'_, 'a>,
     sink: &mut impl Sink,
-) -> Result<Hyper, PlanError<'a>> {
+) -> Result<(Hyper, MatrixId), PlanError<'a>> {
     let hyper = hyper(model)?;
     let (d, layers, head_dim) = (hyper.d, hyper.layers, hyper.head_dim);
     let embedding = model.embedding(sink, &hyper)?;
@@ -57,8 +60,7 @@ pub(super) fn plan<'a>(
         let post = model.vector(sink, at, "post_ffw_norm.weight", d)?;
         model.down(sink, &hyper, layer, Some(post))?;
     }
-    model.head(sink, &hyper, embedding)?;
-    Ok(hyper)
+    Ok((hyper, embedding))
 }
 
 /// Hyper-parameters.

@@ -3,8 +3,8 @@
 use core::fmt::Write as _;
 
 use super::{
-    Activation, Hyper, Linear, MatrixId, Op, PlanError, STEP_MATRICES_MAX, Sink, StepPlan, Vector,
-    VectorId, matrix_of,
+    Activation, Head, Hyper, Linear, MatrixId, Op, PlanError, STEP_MATRICES_MAX, Sink, StepPlan,
+    Vector, VectorId, matrix_of,
 };
 use crate::gguf::{Gguf, Tensor, TensorIndex, Value};
 use crate::quant::QuantType;
@@ -460,21 +460,33 @@ impl<'a> Model<'_, 'a> {
         Ok(())
     }
 
-    /// The last step: a head of its own, or the embedding again.
+    /// The last step: a head of its own, or the embedding again; or a packed head's sketch, and a step
+    /// for the exact rows.
     pub(super) fn head(
         &self,
         sink: &mut impl Sink,
         hyper: &Hyper,
         embedding: MatrixId,
+        head: Head,
     ) -> Result<(), PlanError<'a>> {
-        let norm = self.vector(sink, None, "output_norm.weight", hyper.d)?;
-        let own = self.matrix_opt(sink, None, "output.weight", hyper.vocab, hyper.d)?;
-        let matrix = own.unwrap_or(embedding);
-        let head = Linear { matrix, bias: None };
+        let (vocab, d) = (hyper.vocab, hyper.d);
+        let norm = self.vector(sink, None, "output_norm.weight", d)?;
+        let matrix = if head.sketched() {
+            self.matrix(sink, None, "output.sketch", vocab, d)?
+        } else {
+            let own = self.matrix_opt(sink, None, "output.weight", vocab, d)?;
+            own.unwrap_or(embedding)
+        };
         sink.step(StepPlan {
             op: Op::Head { norm },
-            linears: [Some(head), None, None],
+            linears: [Some(Linear { matrix, bias: None }), None, None],
         });
+        if head.sketched() {
+            sink.step(StepPlan {
+                op: Op::HeadRows,
+                linears: [None; STEP_MATRICES_MAX],
+            });
+        }
         Ok(())
     }
 

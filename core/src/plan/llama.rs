@@ -4,17 +4,20 @@
 //! another activation than SiLU), optional biases, tied or untied head. Mixtures of experts carry
 //! the same architecture name and are refused.
 
-use super::{Activation, Arch, Hyper, Model, Op, PlanError, Rope, RopeStyle, Sink, StepPlan};
+use super::{
+    Activation, Arch, Hyper, MatrixId, Model, Op, PlanError, Rope, RopeStyle, Sink, StepPlan,
+};
 
 const ARCH: &str = "llama";
 
+/// All but the last step; the embedding, for that.
 pub(super) fn plan<'a>(
     model: &Model<'_, 'a>,
     sink: &mut impl Sink,
-) -> Result<Hyper, PlanError<'a>> {
+) -> Result<(Hyper, MatrixId), PlanError<'a>> {
     let hyper = hyper_of(model)?;
-    describe(model, sink, &hyper)?;
-    Ok(hyper)
+    let embedding = describe(model, sink, &hyper)?;
+    Ok((hyper, embedding))
 }
 
 /// Hyper-parameters of `llama` itself.
@@ -76,12 +79,12 @@ pub(super) fn hyper<'a>(
     })
 }
 
-/// The steps of `llama` and of its relatives without a gate.
+/// The steps of `llama` and of its relatives without a gate, but the last; the embedding.
 pub(super) fn describe<'a>(
     model: &Model<'_, 'a>,
     sink: &mut impl Sink,
     hyper: &Hyper,
-) -> Result<(), PlanError<'a>> {
+) -> Result<MatrixId, PlanError<'a>> {
     let d = hyper.d;
     let embedding = model.embedding(sink, hyper)?;
     sink.step(StepPlan {
@@ -118,11 +121,11 @@ pub(super) fn describe<'a>(
         });
         model.down(sink, hyper, layer, None)?;
     }
-    model.head(sink, hyper, embedding)
+    Ok(embedding)
 }
 
 /// Square root by Newton's method in f64: `core` has none without std.
-pub(super) fn libm_sqrt(x: f32) -> f32 {
+pub(crate) fn libm_sqrt(x: f32) -> f32 {
     let x = f64::from(x);
     let mut root = x.max(1.0);
     for _ in 0..64 {

@@ -21,6 +21,7 @@ use crate::quant::QuantType;
 use crate::units::{FileId, PieceId};
 
 pub use keys::Model;
+pub(crate) use llama::libm_sqrt;
 
 /// What the feed-forward network does between its matrices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,7 +114,7 @@ pub struct Hyper {
     pub logit_softcap: f32,
     /// What the feed-forward network does between its matrices.
     pub act: Activation,
-    /// The head is the embedding matrix.
+    /// The head is the embedding matrix, and the last step multiplies by it.
     pub tied: bool,
 }
 
@@ -270,11 +271,49 @@ pub enum Op {
         /// RMS norm of the output before it is added.
         post: Option<VectorId>,
     },
-    /// `logits = W norm(x)`.
+    /// `logits = W norm(x)`; with a sketch of the head these are estimates.
     Head {
         /// RMS norm before the head.
         norm: VectorId,
     },
+    /// After a sketch of the head: exact logits of the rows that can still win, the others become minus
+    /// infinity. Its bank of units comes after the layers'. Consumes no pieces.
+    HeadRows,
+}
+
+/// How the logits are computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Head {
+    /// All of them, by the whole head.
+    #[default]
+    Full,
+    /// Those that can be among the most likely, by a packed head's sketch and a proven bound.
+    Exact,
+    /// The same with a bound of eight standard deviations.
+    Fast,
+}
+
+impl Head {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Exact => "exact",
+            Self::Fast => "fast",
+        }
+    }
+
+    /// The one that is written so.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Full, Self::Exact, Self::Fast]
+            .into_iter()
+            .find(|head| head.name() == name)
+    }
+
+    /// Whether a sketch stands in for the head's matrix.
+    pub fn sketched(self) -> bool {
+        self != Self::Full
+    }
 }
 
 /// A step as an architecture describes it: its operation and the matrices that it consumes, in
@@ -384,17 +423,27 @@ impl fmt::Display for PlanError<'_> {
 
 impl core::error::Error for PlanError<'_> {}
 
-/// Reads the hyper-parameters of a model and describes a pass to `sink`.
+/// Reads the hyper-parameters of a model and describes a pass to `sink`, with its last step as `head`
+/// says.
 ///
 /// # Errors
 /// What is missing, misshapen or unsupported. The sink may have been told a part by then.
-pub fn plan<'a>(model: &Model<'_, 'a>, sink: &mut impl Sink) -> Result<Hyper, PlanError<'a>> {
-    match model.architecture()? {
-        "llama" => llama::plan(model, sink),
-        "gemma3" => gemma3::plan(model, sink),
-        "arcee" => arcee::plan(model, sink),
-        other => Err(PlanError::UnknownArchitecture(other)),
-    }
+pub fn plan<'a>(
+    model: &Model<'_, 'a>,
+    sink: &mut impl Sink,
+    head: Head,
+) -> Result<Hyper, PlanError<'a>> {
+    let (hyper, embedding) = match model.architecture()? {
+        "llama" => llama::plan(model, sink)?,
+        "gemma3" => gemma3::plan(model, sink)?,
+        "arcee" => arcee::plan(model, sink)?,
+        other => return Err(PlanError::UnknownArchitecture(other)),
+    };
+    model.head(sink, &hyper, embedding, head)?;
+    Ok(Hyper {
+        tied: hyper.tied && !head.sketched(),
+        ..hyper
+    })
 }
 
 /// Reads the hyper-parameters of a model alone. Its feed-forward matrices may be missing, as they

@@ -5,6 +5,7 @@
 //!
 //! - [`store`]: the state machine; its [`tables`] are lent to it.
 //! - [`choice`]: what a layer chose; [`fetch`]: which reads follow from it.
+//! - [`head`]: which rows of the head can still win.
 //! - [`drive`]: what runs it beside the dense engine.
 //! - [`retain`]: what a resident unit is worth, one policy a file.
 
@@ -12,6 +13,7 @@ pub mod choice;
 pub mod counters;
 pub mod drive;
 pub mod fetch;
+pub mod head;
 pub mod retain;
 pub mod store;
 pub mod tables;

@@ -32,8 +32,11 @@ const RHO: f32 = 1.0 / 32.0;
 /// Ages whose decay is tabulated; beyond, little is left.
 const AGES: usize = 256;
 
-/// Worth of used units whose use isn't counted.
-const UNCOUNTED: Worth = Worth(64);
+/// Worth of used units whose use isn't counted: so low that they take no slot from a unit that is used
+/// now and then. Those that were used again while they stayed outlast those used once, so that a long
+/// scan doesn't flush them.
+const UNCOUNTED: Worth = Worth(32);
+const UNCOUNTED_AGAIN: Worth = Worth(64);
 
 /// Groups that a bank of `units` may be cut into.
 pub fn groups_max(units: u32) -> u32 {
@@ -142,7 +145,7 @@ impl<'m, R: Retain> Store<'m, R> {
         for bank in banks {
             assert_eq!(bank.first, units, "banks number their units without gaps");
             units += bank.count;
-            largest = largest.max(bank.count);
+            largest = largest.max(bank.count.min(items.len() as u32));
             assert!(
                 u64::from(bank.unit_bytes) + 2 * u64::from(reach.align)
                     <= u64::from(reach.window_max),
@@ -155,13 +158,10 @@ impl<'m, R: Retain> Store<'m, R> {
         );
         assert_eq!(homes.len(), units as usize, "one home a unit");
         assert!(stats.len() <= homes.len(), "one stat a unit at most");
-        assert!(
-            items.len() >= largest as usize && sorted.len() >= largest as usize,
-            "room for a whole bank"
-        );
+        assert!(sorted.len() >= items.len(), "room to sort in");
         assert!(
             groups.len() >= groups_max(largest) as usize && groups.len() <= usize::from(u16::MAX),
-            "room for all groups"
+            "room for all groups of a choice"
         );
         assert!(
             !reads.is_empty() && reads.len() <= usize::from(u8::MAX),
@@ -309,6 +309,7 @@ impl<'m, R: Retain> Store<'m, R> {
     fn sort(&mut self, choice: &Choice<'_>) {
         let Choice { chosen, bank, .. } = *choice;
         let units = self.banks[bank as usize].count;
+        assert!(chosen.len() <= self.items.len(), "room for the choice");
         self.count = chosen.len() as u32;
         let mut before = None;
         for chosen in chosen {
@@ -377,6 +378,10 @@ impl<'m, R: Retain> Store<'m, R> {
             unit_bytes,
             ..
         } = self.banks[bank as usize];
+        if first as usize >= self.stats.len() {
+            // Neither foreseen nor ranked by anything but their use.
+            return;
+        }
         for index in 0..count {
             let unit = first + index;
             let home = self.homes[unit as usize];
@@ -400,7 +405,10 @@ impl<'m, R: Retain> Store<'m, R> {
     /// What the policy says of `unit`.
     pub(super) fn worth(&mut self, unit: u32, score: f32, cause: Cause) -> Worth {
         let Some(stat) = self.stats.get(unit as usize) else {
-            return UNCOUNTED;
+            return match cause {
+                Cause::Used { hit: true } => UNCOUNTED_AGAIN,
+                _ => UNCOUNTED,
+            };
         };
         let age = match stat.used {
             0 => u32::MAX,

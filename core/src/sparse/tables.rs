@@ -29,11 +29,11 @@ pub struct Tables<'m> {
     pub stats: &'m mut [Stat],
     /// One a slot.
     pub slots: &'m mut [Slot],
-    /// As many as the largest bank has units.
+    /// As many as a choice may have units.
     pub items: &'m mut [Item],
     /// As many again, to sort in.
     pub sorted: &'m mut [Item],
-    /// As [`groups_max`](super::store::groups_max) says for the largest bank.
+    /// As [`groups_max`](super::store::groups_max) says for the largest choice.
     pub groups: &'m mut [Group],
     /// As many as may be in flight at once, 255 at most; each has a staging slot.
     pub reads: &'m mut [Read],

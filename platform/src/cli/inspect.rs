@@ -12,7 +12,7 @@ use crate::budget::{held, parse_size};
 use crate::error::{Error, mib};
 use crate::pack::check::{Described, describe};
 use crate::run::memory::table;
-use crate::run::model::{self, Headers};
+use crate::run::model::Headers;
 use crate::run::session::Memory;
 
 /// Elements of a metadata array that are shown.
@@ -137,7 +137,7 @@ impl Inspect {
 
     /// The plan for one budget, as JSON and as text.
     fn plan(&self, budget: Option<&str>, bandwidth: u64) -> Result<(Value, String), Error> {
-        let (info, mut weights) = model::load(&self.model.0)?;
+        let (info, mut weights) = self.machine().load()?;
         let pass_bytes = weights.pass_bytes();
         let need = Need {
             context: self.ctx_size,

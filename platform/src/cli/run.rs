@@ -13,9 +13,10 @@ use crate::budget::{Resident, held};
 use crate::error::{Error, mib};
 use crate::run::advice::budget_for_batch;
 use crate::run::model::{Info, Weights};
-use crate::run::session::{Memory, Options, Session, Stats};
+use crate::run::session::{Memory, Options, Session, Stats, Wanted};
 use crate::sample::{Params, Sampler};
 use crate::text::{self, Utf8Stream};
+use leanstream_core::plan::Head;
 
 /// Tokens generated where -n doesn't say.
 const PREDICT_DEFAULT: i64 = 128;
@@ -257,7 +258,10 @@ pub(super) fn execute(job: Job<'_>, allocator: &Counting) -> Result<(), Error> {
         score: false,
         one_by_one: false,
     };
-    let options = job.machine.options(&info, need)?;
+    let options = Options {
+        wanted: wanted(&job.params, info.head)?,
+        ..job.machine.options(&info, need)?
+    };
     let mut memory = Memory::new(&info, &mut weights, &options, held())?;
     if let Some(advice) = batch_advice(&info, &weights, &memory, tokens.len()) {
         say(&advice);
@@ -265,6 +269,23 @@ pub(super) fn execute(job: Job<'_>, allocator: &Counting) -> Result<(), Error> {
     let session = Session::start(&info, weights, &mut memory, &options)?;
     let outcome = generate(session, &info, &tokens, limit, &job, allocator)?;
     report(&job, &info, &options, tokens.len(), &outcome)
+}
+
+/// Of which logits sampling makes use.
+fn wanted(params: &Params, head: Head) -> Result<Wanted, Error> {
+    let penalised = params.repeat_penalty != 1.0;
+    match params.top() {
+        Some(top) => Ok(Wanted {
+            top,
+            changed_max: if penalised { params.repeat_last_n } else { 0 },
+        }),
+        None if head.sketched() => Err(Error::Usage(format!(
+            "--head {} computes the logits of the most likely tokens only, and --top-k 0 samples from all: give \
+             --top-k 1 or more, --temp 0, or --head full",
+            head.name()
+        ))),
+        None => Ok(Wanted::BEST),
+    }
 }
 
 /// A word about a long prompt in small batches, each of which reads all weights: what budget would do
@@ -347,6 +368,8 @@ fn generate(
     let result = (|| {
         for index in 0..limit {
             let more = index + 1 < limit;
+            let (penalty, recent) = sampler.recent();
+            session.expect(penalty, recent);
             let logits = if index == 0 {
                 session.prompt(prompt, more)?
             } else if session.position() == session.context() {
@@ -488,6 +511,8 @@ fn report(
             object.insert("miss_ratio".into(), units.miss_ratio().into());
             object.insert("redundant_ratio".into(), units.redundant_ratio().into());
             object.insert("late_ratio".into(), units.late_ratio().into());
+            object.insert("head".into(), info.head.name().into());
+            object.insert("head_rows".into(), units.head_rows().into());
             object.insert("hidden".into(), units.hidden(outcome.decode_time).into());
         }
         if let (Print::JsonStream, Some(object)) = (job.print, summary.as_object_mut()) {

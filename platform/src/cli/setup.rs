@@ -18,8 +18,9 @@ use crate::io::throttle::Limits;
 use crate::io::{self, Direct};
 use crate::run::kv::KvType;
 use crate::run::model::{self, Info, Weights};
-use crate::run::session::Options;
+use crate::run::session::{Options, Wanted};
 use crate::signals;
+use leanstream_core::plan::Head;
 use leanstream_core::sparse::Select;
 use leanstream_core::sparse::retain::Name;
 
@@ -81,6 +82,11 @@ macro_rules! runs_a_model {
             /// (default: refine)
             #[argh(option)]
             policy: Option<String>,
+            /// logits of a packed model: full computes all of them, exact those that can be among the most
+            /// likely by a sketch of the head and a proven bound (the same text), fast by a bound of 8
+            /// standard deviations (default: full)
+            #[argh(option)]
+            head: Option<String>,
             /// f32 activations instead of int8: slower, for comparisons
             #[argh(switch, long = "exact-activations")]
             exact_activations: bool,
@@ -103,6 +109,7 @@ macro_rules! runs_a_model {
                     mode: self.mode.as_deref(),
                     keep: self.keep,
                     policy: self.policy.as_deref(),
+                    head: self.head.as_deref(),
                     exact: self.exact_activations,
                 }
             }
@@ -140,6 +147,8 @@ pub struct Machine<'a> {
     pub keep: Option<f32>,
     /// Name of the retention policy.
     pub policy: Option<&'a str>,
+    /// `full`, `exact` or `fast`.
+    pub head: Option<&'a str>,
     /// f32 activations.
     pub exact: bool,
 }
@@ -174,6 +183,7 @@ impl<'a> Machine<'a> {
             mode: None,
             keep: None,
             policy: None,
+            head: None,
             exact: false,
         }
     }
@@ -183,7 +193,19 @@ impl<'a> Machine<'a> {
     /// # Errors
     /// What is wrong with it.
     pub fn load(&self) -> Result<(Info, Weights), Error> {
-        model::load(self.model)
+        model::load_with(self.model, self.head()?)
+    }
+
+    /// How logits are computed.
+    fn head(&self) -> Result<Head, Error> {
+        let Some(name) = self.head else {
+            return Ok(Head::Full);
+        };
+        Head::from_name(name).ok_or_else(|| {
+            Error::Usage(format!(
+                "--head: '{name}' is not a way; full, exact or fast"
+            ))
+        })
     }
 
     /// The options of a session, once the model and the prompt are known. The options that need
@@ -267,6 +289,7 @@ impl<'a> Machine<'a> {
             prompt: need.prompt,
             batch: self.batch,
             score: need.score,
+            wanted: Wanted::BEST,
             one_by_one: need.one_by_one || select != Select::All,
             threads,
             kv_type,

@@ -66,7 +66,8 @@ impl Verify {
             // A pack has units where a plan of the dense model wants matrices.
             let hyper = match &pack {
                 Some(pack) => pack.hyper,
-                None => plan::plan(&model, &mut Parts::default()).map_err(|error| bad(&error))?,
+                None => plan::plan(&model, &mut Parts::default(), plan::Head::Full)
+                    .map_err(|error| bad(&error))?,
             };
             Tokenizer::from_gguf(&shards[0]).map_err(|error| bad(&error))?;
             Ok((regions(shards), hyper.arch.name(), shards[0].version()))

@@ -13,6 +13,7 @@ use leanstream_core::units::{Piece, SlotId};
 
 use super::attend::Attention;
 use super::buffers::Buffers;
+use super::head::{HeadRoom, Wanted};
 use super::kv::{KvError, KvType};
 use super::model::{Info, Weights};
 use super::packed::Packed;
@@ -87,6 +88,8 @@ pub struct Request {
     pub threads: u32,
     /// Type of its elements.
     pub kv_type: KvType,
+    /// Of which logits use is made.
+    pub wanted: Wanted,
     /// Alignment of reads.
     pub align: u32,
     /// Reads in flight, or as many as the device needs.
@@ -125,7 +128,7 @@ pub struct UnitPlan {
     pub slot_bytes: u32,
     /// Reads in flight; each has a staging slot of the arena, behind the slots of the pieces.
     pub reads_max: u16,
-    /// Units of all layers.
+    /// Units of all layers, and of the head.
     pub units: u32,
 }
 
@@ -204,7 +207,7 @@ pub fn table(ledger: &Ledger) -> String {
 fn arena_for_everything(weights: &Weights, request: &Request) -> u64 {
     let choice = choose(weights, request, u64::MAX);
     let units = weights.packed.as_ref().map_or(0, |packed| {
-        packed.layers().len() as u64 * packed.ff() as u64 * u64::from(unit_slot_bytes(packed))
+        packed.units() as u64 * u64::from(unit_slot_bytes(packed))
     });
     u64::from(choice.pieces) * u64::from(choice.slot_bytes) + units
 }
@@ -289,8 +292,12 @@ fn with_batch(
         );
         add(
             Kind::Plan,
-            UnitTables::bytes(packed.layers().len() as u64, ff),
+            UnitTables::bytes(packed.layers().len() as u64, ff, packed.head_rows() as u64),
         );
+        if packed.head().is_some() {
+            let bytes = HeadRoom::bytes(request.wanted, info.hyper.vocab, ff);
+            add(Kind::Scratch, bytes);
+        }
     }
     add(Kind::ReadBuffers, READ_BUFFERS);
     add(Kind::Stacks, threads * STACK_BYTES as u64);
@@ -314,13 +321,11 @@ fn with_batch(
         || (FLIGHT_BYTES / choice.slot_bytes).clamp(*READS.start(), *READS.end()),
         u32::from,
     );
-    // Room for all pieces and for reads of embedding rows beside them.
-    let useful = u64::from(choice.pieces) + u64::from(reads.min(batch)) + 2;
     let each = slot_bytes + margin_of(slot_bytes) + plan_bytes(1) - plan_bytes(0);
     // What the units can't do without comes out of what is left; then the pieces, then the units.
     let units = weights.packed.as_ref().map(|packed| {
         let bytes = unit_slot_bytes(packed);
-        let count = (packed.layers().len() * packed.ff()) as u64;
+        let count = packed.units() as u64;
         let per_slot = u64::from(bytes) + margin_of(u64::from(bytes)) + UNIT_LISTS;
         let least = u64::from(slots_least(packed.ff() as u32));
         let flights = (left / 32 / slot_bytes).clamp(*UNIT_READS.start(), *UNIT_READS.end());
@@ -328,6 +333,17 @@ fn with_batch(
     });
     let staging = units.map_or(0, |(.., flights)| flights);
     let kept_back = units.map_or(0, |(_, _, per_slot, least, _)| least * per_slot) + staging * each;
+    // Room for all pieces and for reads of embedding rows beside them. Of an embedding that no step
+    // multiplies by a token takes a row: units come first.
+    let everything = u64::from(choice.pieces) + u64::from(reads.min(batch)) + 2;
+    let everything_bytes = units.map_or(0, |(_, count, per_slot, ..)| {
+        (everything + staging) * each + count * per_slot
+    });
+    let useful = if left.saturating_sub(plan_bytes(0)) < everything_bytes {
+        everything - u64::from(loose)
+    } else {
+        everything
+    };
     let fitting = (left.saturating_sub(plan_bytes(0) + kept_back)) / each;
     let slots = fitting.min(useful).max(u64::from(SLOTS_LEAST));
     let units = units.map(|(bytes, count, per_slot, least, flights)| {

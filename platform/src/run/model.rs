@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use leanstream_core::gguf::{self, Gguf, GgufError, ShardName, TensorIndex};
-use leanstream_core::pack::{Pack, PackedLayer};
+use leanstream_core::pack::{Pack, PackedHead, PackedLayer};
 use leanstream_core::plan::{
-    self, Hyper, Matrix, MatrixId, Model, Op, Sink, StepPlan, Vector, VectorId,
+    self, Head, Hyper, Matrix, MatrixId, Model, Op, Sink, StepPlan, Vector, VectorId,
 };
 use leanstream_core::quant;
 use leanstream_core::units::PieceId;
@@ -36,6 +36,8 @@ pub struct Info {
     pub name: String,
     /// Whether its neurons are packed into units.
     pub packed: bool,
+    /// How its logits are computed.
+    pub head: Head,
     /// Weights of all tensors.
     pub parameters: u64,
     /// Architecture and the format that holds most bytes, for reports: `llama Q4_1`.
@@ -153,18 +155,33 @@ impl Headers {
 /// # Errors
 /// What is wrong with the model, by file and name.
 pub fn load(path: &Path) -> Result<(Info, Weights), Error> {
+    load_with(path, Head::Full)
+}
+
+/// The same, to compute logits as `head` says.
+///
+/// # Errors
+/// As [`load`], or a model without a sketch where one is asked for.
+pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
     let headers = Headers::open(path)?;
     let first = headers.shards[0].0.clone();
-    let (mut parts, layers, hyper, tokenizer, name, parameters, kind) =
+    let (mut parts, (layers, packed_head), hyper, tokenizer, name, parameters, kind) =
         headers.with(|shards, tensors| {
             let mut parts = Parts::default();
             let model = Model {
                 first: &shards[0],
                 tensors,
             };
+            if head.sketched() && tensors.find("output.sketch").is_none() {
+                return Err(Error::Usage(format!(
+                    "--head {}: {} has no sketch of its head; only a packed model has: leanstream pack MODEL OUT.lean",
+                    head.name(),
+                    first.display()
+                )));
+            }
             let hyper =
-                plan::plan(&model, &mut parts).map_err(|error| Error::model(&first, error))?;
-            let layers = packed_layers(&model, &hyper, &parts)
+                plan::plan(&model, &mut parts, head).map_err(|error| Error::model(&first, error))?;
+            let layers = packed_layers(&model, &hyper, &parts, head)
                 .map_err(|error| Error::model(&first, error))?;
             let tokenizer =
                 Tokenizer::from_gguf(&shards[0]).map_err(|error| Error::model(&first, error))?;
@@ -207,7 +224,7 @@ pub fn load(path: &Path) -> Result<(Info, Weights), Error> {
     let vectors = read_vectors(&files, &parts.vectors)?;
     let packed = match layers.is_empty() {
         true => None,
-        false => Some(Packed::load(&files, layers, hyper.d)?),
+        false => Some(Packed::load(&files, layers, packed_head, hyper.d)?),
     };
     parts.matrices.shrink_to_fit();
     parts.steps.shrink_to_fit();
@@ -220,6 +237,7 @@ pub fn load(path: &Path) -> Result<(Info, Weights), Error> {
         parameters,
         kind,
         packed: packed.is_some(),
+        head,
     };
     let weights = Weights {
         matrices: parts.matrices,
@@ -234,20 +252,34 @@ pub fn load(path: &Path) -> Result<(Info, Weights), Error> {
     Ok((info, weights))
 }
 
+/// What is packed of a model: layers, and the head that is computed by its sketch.
+type PackedParts = (Vec<PackedLayer>, Option<(Head, PackedHead)>);
+
 /// The packed layers of a model; none when it isn't packed.
 fn packed_layers(
     model: &Model<'_, '_>,
     hyper: &Hyper,
     parts: &Parts,
-) -> Result<Vec<PackedLayer>, String> {
+    head: Head,
+) -> Result<PackedParts, String> {
     let pack = Pack::of(model, hyper).map_err(|error| error.to_string())?;
     let sparse = |step: &StepPlan| matches!(step.op, Op::Units { .. });
     match (pack, parts.steps.iter().any(sparse)) {
-        (Some(pack), true) => (0..hyper.layers)
-            .map(|layer| pack.layer(layer).map_err(|error| error.to_string()))
-            .collect(),
+        (Some(pack), true) => {
+            let layers = (0..hyper.layers)
+                .map(|layer| pack.layer(layer).map_err(|error| error.to_string()))
+                .collect::<Result<_, _>>()?;
+            let place = match head.sketched() {
+                true => pack.head().map_err(|error| error.to_string())?,
+                false => None,
+            };
+            Ok((layers, place.map(|place| (head, place))))
+        }
+        (_, false) if head.sketched() => {
+            Err("it has a sketch of its head, but no packed layers; pack it again".to_owned())
+        }
         (None, true) => Err("it has packed layers, but no lean.version; pack it again".to_owned()),
-        (_, false) => Ok(Vec::new()),
+        (_, false) => Ok((Vec::new(), None)),
     }
 }
 

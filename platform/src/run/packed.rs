@@ -5,10 +5,12 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use leanstream_core::pack::{self, Down, PackedLayer, Place, SCALE_GROUP};
+use leanstream_core::pack::{self, Down, PackedHead, PackedLayer, Place, SCALE_GROUP};
+use leanstream_core::plan::Head;
 use leanstream_core::quant::QuantType;
 use leanstream_core::sparse::tables::Stat;
 
+use super::head::HeadParts;
 use crate::cpu::units::{Columns, Stored};
 use crate::error::Error;
 
@@ -26,14 +28,22 @@ pub struct Packed {
     halves: Vec<u16>,
     /// Where each layer's scales and minimums begin and end in `halves`.
     starts: Vec<[usize; 3]>,
+    /// The head, where its sketch is used.
+    head: Option<PackedHead>,
+    head_parts: Option<HeadParts>,
 }
 
 impl Packed {
-    /// Reads it.
+    /// Reads it; of a head what its sketch needs.
     ///
     /// # Errors
-    /// A file that can't be read, or an order or statistics that make no sense.
-    pub fn load(files: &[(PathBuf, u64)], layers: Vec<PackedLayer>, d: u32) -> Result<Self, Error> {
+    /// A file that can't be read, or an order, statistics or errors that make no sense.
+    pub fn load(
+        files: &[(PathBuf, u64)],
+        layers: Vec<PackedLayer>,
+        head: Option<(Head, PackedHead)>,
+        d: u32,
+    ) -> Result<Self, Error> {
         let opened: Vec<File> = files
             .iter()
             .map(|(path, _)| File::open(path).map_err(|error| Error::io(path, "open it", error)))
@@ -62,6 +72,8 @@ impl Packed {
             stats: Vec::with_capacity(units),
             halves: Vec::with_capacity(halves),
             starts: Vec::with_capacity(layers.len()),
+            head: head.map(|(_, place)| place),
+            head_parts: None,
             layers: Vec::new(),
         };
         let mut seen = vec![0; ff.div_ceil(8)];
@@ -111,6 +123,27 @@ impl Packed {
             }
             packed.starts.push(start);
         }
+        if let Some((head, place)) = head {
+            read(place.sketch_error, &mut bytes)?;
+            let floats = bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+            let mut errors = Vec::with_capacity(place.count as usize);
+            errors.extend(floats);
+            if let Some(row) = errors.iter().position(|e| !(e.is_finite() && *e >= 0.0)) {
+                return Err(Error::model(
+                    &files[usize::from(place.sketch_error.file.0)].0,
+                    format_args!(
+                        "row {row} of output.sketch_error is no size; pack the model again"
+                    ),
+                ));
+            }
+            packed.head_parts = Some(HeadParts {
+                head,
+                place,
+                errors,
+            });
+        }
         packed.layers = layers;
         Ok(packed)
     }
@@ -121,7 +154,9 @@ impl Packed {
         let norms = self.norms.capacity() * 4;
         let stats = self.stats.capacity() * size_of::<Stat>();
         let layers = self.layers.capacity() * (size_of::<PackedLayer>() + size_of::<[usize; 3]>());
-        (halves + norms + stats + layers) as u64
+        let parts = self.head_parts.as_ref();
+        let errors = parts.map_or(0, |parts| parts.errors.capacity() * 4);
+        (halves + norms + stats + layers + errors) as u64
     }
 
     /// The layers.
@@ -134,9 +169,31 @@ impl Packed {
         self.ff
     }
 
+    /// The head, where its sketch is used.
+    pub fn head(&self) -> Option<&PackedHead> {
+        self.head.as_ref()
+    }
+
+    /// Rows of that head that are read one by one.
+    pub fn head_rows(&self) -> usize {
+        self.head.map_or(0, |head| head.count as usize)
+    }
+
+    /// Units of all layers and of the head.
+    pub fn units(&self) -> usize {
+        self.layers.len() * self.ff + self.head_rows()
+    }
+
     /// Bytes of the largest unit.
     pub fn unit_bytes_max(&self) -> u32 {
-        self.layers.iter().map(|l| l.unit_bytes).max().unwrap_or(0)
+        let head = self.head.map(|head| head.unit_bytes);
+        let layers = self.layers.iter().map(|l| l.unit_bytes);
+        layers.chain(head).max().unwrap_or(0)
+    }
+
+    /// What the head's sketch needs, for the run to go on with.
+    pub fn take_head(&mut self) -> Option<HeadParts> {
+        self.head_parts.take()
     }
 
     /// The calibrated use of all units, for the store to go on with.

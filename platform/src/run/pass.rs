@@ -14,6 +14,7 @@ use leanstream_core::units::PieceId;
 
 use super::buffers::Buffers;
 use super::cells::Cells;
+use super::head::HeadRoom;
 use super::probe::Probe;
 use super::score::Score;
 use super::seats::Seats;
@@ -57,6 +58,8 @@ pub enum Phase {
     Peek,
     /// Foreseeing the next layer's units. One chunk.
     Foresee,
+    /// The end of a sketched head: what can't be chosen. One chunk.
+    Last,
 }
 
 impl Phase {
@@ -73,6 +76,7 @@ impl Phase {
             Self::Columns,
             Self::Peek,
             Self::Foresee,
+            Self::Last,
         ][usize::from(code)]
     }
 }
@@ -213,6 +217,8 @@ pub struct Shared {
     pub probe: OnceLock<Arc<dyn Probe>>,
     /// The units of a packed model.
     pub units: Option<UnitRoom>,
+    /// A sketched head.
+    pub head: Option<HeadRoom>,
     /// One a thread; a thread locks only its own.
     pub scratch: Vec<Mutex<ThreadScratch>>,
 }
@@ -242,6 +248,7 @@ impl Job for Shared {
             Phase::Columns => self.columns(order, chunk, thread),
             Phase::Peek => self.peek(order),
             Phase::Foresee => self.foresee(order),
+            Phase::Last => self.last(order),
             Phase::Attend => {
                 let Op::Attend { layer, .. } = self.step(order).op else {
                     unreachable!("only attention attends")
@@ -365,7 +372,7 @@ impl Shared {
                 }
                 self.quantize(b, g, token);
             }
-            Op::Embed | Op::Attend { .. } | Op::Units { .. } => {
+            Op::Embed | Op::Attend { .. } | Op::Units { .. } | Op::HeadRows => {
                 unreachable!("steps without matrices have no input")
             }
         }
@@ -400,7 +407,14 @@ impl Shared {
     }
 
     /// What [`Shared::input`] made of `tokens` tokens for a step whose matrices have `cols` columns.
-    fn act<'b>(&self, b: &'b Buffers, op: Op, first: usize, tokens: usize, cols: usize) -> Act<'b> {
+    pub(super) fn act<'b>(
+        &self,
+        b: &'b Buffers,
+        op: Op,
+        first: usize,
+        tokens: usize,
+        cols: usize,
+    ) -> Act<'b> {
         let x = match op {
             Op::Out { .. } => &b.o,
             Op::Down { .. } => &b.g,
@@ -464,7 +478,7 @@ impl Shared {
                 return self.score_rows(step.op, &weights, first, thread);
             }
             (Op::Head { .. }, _) => &b.logits,
-            (Op::Embed | Op::Attend { .. } | Op::Units { .. }, _) => {
+            (Op::Embed | Op::Attend { .. } | Op::Units { .. } | Op::HeadRows, _) => {
                 unreachable!("steps without matrices have no rows")
             }
         };
@@ -476,11 +490,16 @@ impl Shared {
             let token = if head { tokens - 1 } else { 0 };
             let act = self.act(b, step.op, token, 1, weights.cols);
             let out = own(out, first..first + count);
-            self.kernels.matvec(&weights, &act, self.exact, out);
+            let sketch = self.head.as_ref().filter(|_| head);
+            // A sketch meets the same activations as the rows that it stands for.
+            let exact = sketch.map_or(self.exact, |room| room.floats);
+            self.kernels.matvec(&weights, &act, exact, out);
             if let Some(bias) = bias {
                 self.vector.add_assign(out, bias);
             }
-            if head && self.hyper.logit_softcap > 0.0 {
+            if let Some(room) = sketch {
+                room.measure(&weights);
+            } else if head && self.hyper.logit_softcap > 0.0 {
                 self.vector.softcap(out, self.hyper.logit_softcap);
             }
             return;

@@ -17,6 +17,7 @@ use super::attend::Attention;
 use super::buffers::Buffers;
 use super::cells::Cells;
 use super::compute::Cpu;
+use super::head::HeadRoom;
 use super::memory::{self, MemoryPlan, Request};
 use super::meter::Metered;
 use super::model::{Info, Weights};
@@ -34,6 +35,7 @@ use crate::error::Error;
 use crate::io::{self, Backend, Direct, Source};
 use crate::pool::Pool;
 
+pub use super::head::Wanted;
 pub use super::kv::KvType;
 pub use super::stats::Stats;
 
@@ -65,6 +67,8 @@ pub struct Options {
     pub direct: Direct,
     /// Reads in flight, or as many as the device needs.
     pub queue_depth: Option<u16>,
+    /// Of which logits use is made, where a sketched head can leave out the others.
+    pub wanted: Wanted,
     /// Which chosen units of a packed model are used.
     pub select: Select,
     /// Which of its units stay in memory.
@@ -123,6 +127,7 @@ impl Memory {
             score: options.score,
             threads: options.threads,
             kv_type: options.kv_type,
+            wanted: options.wanted,
             align,
             queue_depth: options.queue_depth,
         };
@@ -275,6 +280,11 @@ impl<'m> Session<'m> {
         let tile = if options.score { batch * SCORE_ROWS } else { 0 };
         let rope_factors = rope_factors.map(|id| vectors.get(id).to_vec());
         let kernels = UnitKernels::beside(&options.kernels);
+        let mut packed = packed;
+        let head = packed.as_mut().and_then(|packed| {
+            let (parts, ff) = (packed.take_head()?, packed.ff());
+            Some(HeadRoom::new(parts, options.wanted, ff, options.exact))
+        });
         let units = packed.zip(plan.units).map(|(packed, plan)| {
             let (slots, bytes) = (plan.slots, plan.slot_bytes as usize);
             let mut room = UnitRoom::new(packed, kernels, slots, bytes, batch, hyper.d as usize);
@@ -310,6 +320,7 @@ impl<'m> Session<'m> {
             vector: Vector::beside(&options.kernels),
             exact: options.exact,
             units,
+            head,
             probe: OnceLock::new(),
             scratch: (0..threads)
                 .map(|_| {
@@ -395,6 +406,15 @@ impl<'m> Session<'m> {
         self.position = 0;
     }
 
+    /// Says what the sampler will do to the logits that come next, before the call that computes them:
+    /// those of `changed` are divided by `penalty` (multiplied where negative). Without a word the last
+    /// holds; the whole head doesn't need it.
+    pub fn expect(&mut self, penalty: f32, changed: &[u32]) {
+        if let Some(head) = &self.compute.shared().head {
+            head.expect(penalty, changed.iter().copied());
+        }
+    }
+
     /// Takes in prompt tokens, in batches.
     ///
     /// Returns the logits that follow the last one `(vocab)`.
@@ -434,6 +454,11 @@ impl<'m> Session<'m> {
         mut each: impl FnMut(f64),
     ) -> Result<(), Error> {
         assert_eq!(tokens.len(), targets.len(), "one target a token");
+        if self.compute.shared().head.is_some() {
+            return Err(Error::Usage(
+                "scoring needs every logit: leave out --head, or give --head full".into(),
+            ));
+        }
         if self.one_by_one {
             for (&token, &target) in tokens.iter().zip(targets) {
                 if target == u32::MAX {
@@ -487,7 +512,11 @@ impl<'m> Session<'m> {
 
     /// What was done so far.
     pub fn stats(&self) -> Stats {
+        let head = self.compute.shared().head.as_ref();
+        let (head_rows, heads) = head.map_or((0, 0), HeadRoom::counts);
         Stats {
+            head_rows,
+            heads,
             counters: self.engine.counters(),
             units: self.store.as_ref().map(Store::counters).unwrap_or_default(),
             stalled: self.watch.total,
@@ -537,9 +566,16 @@ impl<'m> Session<'m> {
             .attention
             .turn_to(self.position as usize, tokens.len());
         let steps = shared.steps.len() as u32;
-        // The head is the last step.
+        // The head is the last step; a sketched one the last two.
+        let head_steps = match &shared.head {
+            Some(head) => {
+                head.begin();
+                2
+            }
+            None => 1,
+        };
         self.engine.set_steps(if mode == HeadMode::None {
-            steps - 1
+            steps - head_steps
         } else {
             steps
         });
@@ -608,13 +644,20 @@ impl<'m> Session<'m> {
                 bank,
                 index,
                 attempts,
-            } => Error::model(
-                &self.paths[0],
-                format_args!(
-                    "unit {index} of layer {bank} could not be read in {attempts} tries, or its checksum is wrong; \
-                     check the file with leanstream verify"
-                ),
-            ),
+            } => {
+                let unit = if bank < self.compute.shared().hyper.layers {
+                    format!("unit {index} of layer {bank}")
+                } else {
+                    format!("row {index} of the head")
+                };
+                Error::model(
+                    &self.paths[0],
+                    format_args!(
+                        "{unit} could not be read in {attempts} tries, or its checksum is wrong; check the file with \
+                         leanstream verify"
+                    ),
+                )
+            }
             Fault::Stopped => Error::Signal(self.watch.stop.load(Ordering::Relaxed)),
             Fault::Unreadable { piece, attempts } => {
                 let extent = self.engine.piece(piece).extent;

@@ -24,7 +24,7 @@ impl UnitTables {
     /// Tables for `packed` under `plan`. Takes over what the calibration found.
     pub fn new(packed: &mut Packed, plan: &UnitPlan) -> Self {
         let ff = packed.ff();
-        let banks: Vec<Bank> = packed
+        let layers = packed
             .layers()
             .iter()
             .enumerate()
@@ -34,10 +34,18 @@ impl UnitTables {
                 unit_bytes: packed.unit_bytes,
                 first: (layer * ff) as u32,
                 count: packed.count,
-            })
-            .collect();
+            });
+        let head = packed.head().map(|head| Bank {
+            file: head.units.file,
+            offset: head.units.offset,
+            unit_bytes: head.unit_bytes,
+            first: (packed.layers().len() * ff) as u32,
+            count: head.count,
+        });
+        let mut banks = Vec::with_capacity(packed.layers().len() + 1);
+        banks.extend(layers.chain(head));
         Self {
-            homes: vec![Home::default(); banks.len() * ff],
+            homes: vec![Home::default(); packed.units()],
             stats: packed.take_stats(),
             slots: vec![Slot::default(); plan.slots as usize],
             items: vec![Item::default(); ff],
@@ -50,14 +58,14 @@ impl UnitTables {
     }
 
     /// Bytes of all but the slots' table, and the stats, which the model was charged for.
-    pub fn bytes(layers: u64, ff: u64) -> u64 {
+    pub fn bytes(layers: u64, ff: u64, head_rows: u64) -> u64 {
         let each = 2 * size_of::<Item>() + size_of::<Foreseen>();
-        let units = layers * ff * size_of::<Home>() as u64;
+        let units = (layers * ff + head_rows) * size_of::<Home>() as u64;
         let groups = u64::from(groups_max(ff as u32)) * size_of::<Group>() as u64;
         units
             + ff * each as u64
             + groups
-            + layers * size_of::<Bank>() as u64
+            + (layers + 1) * size_of::<Bank>() as u64
             + 256 * size_of::<Read>() as u64
     }
 

@@ -12,6 +12,10 @@ pub struct Stats {
     pub counters: Counters,
     /// The counts of a packed model's units.
     pub units: sparse::Counters,
+    /// Rows of a sketched head that were computed exactly for tokens' logits.
+    pub head_rows: u64,
+    /// Those tokens.
+    pub heads: u64,
     /// Time in which nothing could be computed because nothing had been read.
     pub stalled: Duration,
     /// Time in which reads were in flight.
@@ -32,6 +36,11 @@ impl Stats {
             0 => 1.0,
             wanted => hits as f64 / wanted as f64,
         }
+    }
+
+    /// Rows of a sketched head that a token's logits took, on average; `None` without a sketch.
+    pub fn head_rows(&self) -> Option<f64> {
+        (self.heads > 0).then(|| ratio(self.head_rows, self.heads))
     }
 
     /// Share of the active units that had to be read.
@@ -75,6 +84,8 @@ impl Stats {
     pub fn add(&mut self, other: &Self) {
         self.counters.add(&other.counters);
         self.units.add(&other.units);
+        self.head_rows += other.head_rows;
+        self.heads += other.heads;
         self.stalled += other.stalled;
         self.io_busy += other.io_busy;
     }
@@ -84,6 +95,8 @@ impl Stats {
         Self {
             counters: self.counters.since(&before.counters),
             units: self.units.since(&before.units),
+            head_rows: self.head_rows - before.head_rows,
+            heads: self.heads - before.heads,
             stalled: self.stalled.saturating_sub(before.stalled),
             io_busy: self.io_busy.saturating_sub(before.io_busy),
         }
@@ -121,6 +134,8 @@ mod tests {
                 hits: 8 * k,
                 ..sparse::Counters::default()
             },
+            head_rows: 11 * k,
+            heads: 2 * k,
             stalled: Duration::from_millis(k),
             io_busy: Duration::from_millis(5 * k),
         };

@@ -20,7 +20,7 @@ use crate::cpu::units::{Columns, Term, UnitKernels};
 use crate::cpu::{OutTile, Rows};
 
 /// Units of a chunk of dot products.
-const DOTS: usize = 8;
+pub(super) const DOTS: usize = 8;
 
 /// Units whose up rows a prompt's chunk multiplies at once.
 const PANEL: usize = 16;
@@ -162,7 +162,31 @@ impl UnitRoom {
         true
     }
 
-    fn unit(&self, slot: SlotId, part: Range<usize>) -> &[u8] {
+    /// Names the head's rows of a round, in ascending order.
+    pub fn set_chosen(&self, rows: &[u32]) {
+        let chosen = own(&self.chosen, 0..rows.len());
+        for (chosen, &index) in chosen.iter_mut().zip(rows) {
+            *chosen = Chosen {
+                index,
+                importance: 0.0,
+                share: 1.0,
+            };
+        }
+        self.count.store(rows.len() as u32, Ordering::Relaxed);
+    }
+
+    /// Items that were handed over.
+    pub fn items(&self, range: Range<usize>) -> &[Item] {
+        see(&self.items, range)
+    }
+
+    /// The kernels.
+    pub fn kernels(&self) -> &UnitKernels {
+        &self.kernels
+    }
+
+    /// A part of a unit in memory.
+    pub fn unit(&self, slot: SlotId, part: Range<usize>) -> &[u8] {
         let at = slot.0 as usize * self.slot_bytes;
         see(&self.memory, at + part.start..at + part.end)
     }
@@ -196,6 +220,10 @@ impl Shared {
         self.units.as_ref().expect("only a packed model has units")
     }
 
+    fn is_head(&self, order: Order) -> bool {
+        self.steps[order.step as usize].op == Op::HeadRows
+    }
+
     fn unit_layer(&self, order: Order) -> u32 {
         match self.steps[order.step as usize].op {
             Op::Units { layer, .. } => layer,
@@ -205,6 +233,9 @@ impl Shared {
 
     /// Phase `Choose`: which units the layer uses, by the gate's output.
     pub fn choose(&self, order: Order) {
+        if self.is_head(order) {
+            return self.choose_rows();
+        }
         let room = self.unit_room();
         let layer = self.unit_layer(order);
         let ff = room.packed.ff();
@@ -341,17 +372,19 @@ impl Shared {
     /// Phase `Dots`: activations of some items.
     pub fn dots(&self, order: Order, chunk: u32, thread: usize) {
         let room = self.unit_room();
-        let layer = self.unit_layer(order);
         let handed = order.first as usize..order.split as usize;
         let range = room.item_range(handed);
-        let prompt = self.batch.prompt();
+        let head = self.is_head(order);
+        let prompt = self.batch.prompt() && !head;
         let step = if prompt { PANEL } else { DOTS };
         let from = range.start + chunk as usize * step;
         let range = from..(from + step).min(range.end);
-        if prompt {
-            self.prompt_dots(layer, range, thread);
+        if head {
+            self.row_dots(range);
+        } else if prompt {
+            self.prompt_dots(self.unit_layer(order), range, thread);
         } else {
-            self.token_dots(layer, range);
+            self.token_dots(self.unit_layer(order), range);
         }
     }
 

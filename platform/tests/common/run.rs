@@ -27,6 +27,7 @@ pub fn options(tokens: usize) -> Options {
         queue_depth: None,
         gap: 0,
         one_by_one: false,
+        wanted: leanstream::run::session::Wanted::BEST,
         select: leanstream_core::sparse::Select::All,
         policy: leanstream_core::sparse::retain::Name::Refine,
         io: io::Options::default(),

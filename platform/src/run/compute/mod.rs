@@ -69,8 +69,8 @@ impl Cpu {
             (Op::Embed, None) => Some(Phase::Embed),
             (Op::Attend { .. }, None) => Some(Phase::Store),
             (Op::Attend { .. }, Some(Phase::Store)) => Some(Phase::Attend),
-            (Op::Units { .. }, None) => Some(Phase::Choose),
-            (Op::Embed | Op::Attend { .. } | Op::Units { .. }, _) => None,
+            (Op::Units { .. } | Op::HeadRows, None) => Some(Phase::Choose),
+            (Op::Embed | Op::Attend { .. } | Op::Units { .. } | Op::HeadRows, _) => None,
             (_, None) if work.opens => Some(Phase::Input),
             (_, None | Some(Phase::Input)) => Some(Phase::Rows),
             (Op::Out { .. } | Op::Down { .. }, Some(Phase::Rows)) if work.closes => {
@@ -117,7 +117,7 @@ impl Cpu {
                 order.split = split(work.count, rows, self.pool.threads() as u32);
                 work.count * order.split
             }
-            Phase::Choose | Phase::Foresee => 1,
+            Phase::Choose | Phase::Foresee | Phase::Last => 1,
             Phase::Peek => {
                 order.split = self.units.computed;
                 1
@@ -127,7 +127,8 @@ impl Cpu {
                 let room = shared.unit_room();
                 let items = room.item_range(order.first as usize..order.split as usize);
                 if phase == Phase::Dots {
-                    dot_chunks(items.len(), shared.batch.prompt())
+                    let prompt = shared.batch.prompt() && step.op != Op::HeadRows;
+                    dot_chunks(items.len(), prompt)
                 } else {
                     column_chunks(shared.hyper.d as usize, self.pool.threads()).0
                 }

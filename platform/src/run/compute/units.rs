@@ -59,10 +59,19 @@ impl Cpu {
                 };
                 self.ahead.looks = 0;
                 self.ahead.next = None;
+                let head = self.bank() == self.shared().hyper.layers;
+                if head && self.shared().unit_room().chosen().is_empty() {
+                    // No row is left that could win.
+                    self.units.event = None;
+                    self.units.settling = true;
+                }
             }
             Phase::Dots => {
                 let work = self.works[0].expect("a running phase has its work");
-                return self.begin(work, Phase::Columns);
+                if self.bank() < self.shared().hyper.layers {
+                    return self.begin(work, Phase::Columns);
+                }
+                self.units.computed = self.units.until;
             }
             _ => self.units.computed = self.units.until,
         }
@@ -79,9 +88,18 @@ impl Cpu {
             self.shared().unit_room().set_group_count(0);
         }
         if self.units.abandoned || self.units.settling {
+            let more = !self.units.abandoned && self.units.handed > 0;
             self.units = Running::default();
             self.ahead.next = None;
-            self.begin(work, Phase::Add);
+            let phase = if self.bank() < self.shared().hyper.layers {
+                Phase::Add
+            } else if more {
+                // The head's next round.
+                Phase::Choose
+            } else {
+                Phase::Last
+            };
+            self.begin(work, phase);
         } else if self.units.computed < self.units.handed {
             self.units.until = self.units.handed;
             self.begin(work, Phase::Dots);
@@ -137,15 +155,15 @@ impl Cpu {
         }
     }
 
-    /// The layer of the running sparse step, and whether another follows it.
-    fn layer(&self) -> (u32, bool) {
+    /// The bank of the running sparse step: its layer, or the head's behind them.
+    fn bank(&self) -> u32 {
         let shared = self.shared();
         let work = self.works[0].expect("a sparse step runs");
-        let at = work.step.0 as usize;
-        let Op::Units { layer, .. } = shared.steps[at].op else {
-            unreachable!("only sparse steps have units")
-        };
-        (layer, layer + 1 < shared.hyper.layers)
+        match shared.steps[work.step.0 as usize].op {
+            Op::Units { layer, .. } => layer,
+            Op::HeadRows => shared.hyper.layers,
+            other => unreachable!("{other:?} has no units"),
+        }
     }
 }
 
@@ -165,17 +183,19 @@ impl Units for Cpu {
     fn choice(&self) -> Choice<'_> {
         let shared = self.shared();
         let room = shared.unit_room();
-        let prompt = shared.batch.prompt();
+        let head = self.bank() == shared.hyper.layers;
+        let prompt = shared.batch.prompt() && !head;
+        let whole = prompt || head;
         Choice {
-            bank: self.layer().0,
+            bank: self.bank(),
             chosen: room.chosen(),
-            scores: if prompt { None } else { room.scores() },
+            scores: if whole { None } else { room.scores() },
             grouping: if prompt {
                 Grouping::Sequence
             } else {
                 Grouping::Importance
             },
-            select: if prompt { Select::All } else { room.select },
+            select: if whole { Select::All } else { room.select },
         }
     }
 
@@ -195,10 +215,10 @@ impl Units for Cpu {
     fn abandon(&mut self) {
         let Some(work) = self.works[0] else { return };
         let op = self.shared().steps[work.step.0 as usize].op;
-        let adds = self
-            .running
-            .is_some_and(|running| running.phase == Phase::Add && !running.ahead);
-        if matches!(op, Op::Units { .. }) && !adds {
+        let adds = self.running.is_some_and(|running| {
+            matches!(running.phase, Phase::Add | Phase::Last) && !running.ahead
+        });
+        if matches!(op, Op::Units { .. } | Op::HeadRows) && !adds {
             self.units.abandoned = true;
             self.go_on();
         }
@@ -211,7 +231,7 @@ impl Units for Cpu {
             && LOOKS
                 .get(self.ahead.looks)
                 .is_some_and(|groups| self.units.computed >= *groups);
-        if due && self.layer().1 {
+        if due && self.bank() + 1 < self.shared().hyper.layers {
             while LOOKS
                 .get(self.ahead.looks)
                 .is_some_and(|groups| self.units.computed >= *groups)
@@ -225,7 +245,7 @@ impl Units for Cpu {
     }
 
     fn foreseen(&self) -> (u32, &[Foreseen]) {
-        (self.layer().0 + 1, self.shared().unit_room().foreseen())
+        (self.bank() + 1, self.shared().unit_room().foreseen())
     }
 
     fn deliver(&mut self, staging: SlotId, delivery: Delivery) -> bool {

@@ -1,0 +1,269 @@
+//! A head by its sketch chooses the very tokens that the whole head chooses, whatever the budget.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::cli::with;
+use common::models::model;
+use common::packs::{options as pack_options, pack_with};
+use common::{Scratch, run};
+use leanstream::fetch::{GEMMA3, Published, SMOLLM2};
+use leanstream::run::model::load_with;
+use leanstream::run::session::{Memory, Options, Session, Stats, Wanted};
+use leanstream::sample::{Params, Sampler};
+use leanstream::synth::vocab::Vocab;
+use leanstream::synth::{Arch, Spec};
+use leanstream_core::plan::Head;
+use leanstream_core::quant::QuantType;
+
+const PROMPT: [u32; 9] = [3, 17, 90, 4, 200, 33, 61, 7, 120];
+
+/// A pack of a small model with a vocabulary of several rounds.
+fn pack(scratch: &Scratch, name: &str, spec: &Spec) -> PathBuf {
+    let (from, to) = (
+        scratch.join(&format!("{name}.gguf")),
+        scratch.join(&format!("{name}.lean")),
+    );
+    spec.write(&Vocab::BuiltIn, &from).expect("a model");
+    pack_with(&from, &to, &pack_options()).expect("a pack");
+    to
+}
+
+fn spec(arch: Arch, embed_ty: QuantType, tied: bool) -> Spec {
+    Spec {
+        vocab: 2500,
+        embed_ty,
+        tied,
+        activation: (arch == Arch::Llama).then_some("relu"),
+        ..Spec::small(arch, QuantType::Q8_0, 21)
+    }
+}
+
+fn greedy() -> Params {
+    Params {
+        temperature: 0.0,
+        ..Params::default()
+    }
+}
+
+fn sampling(repeat_penalty: f32) -> Params {
+    Params {
+        temperature: 0.9,
+        top_k: 40,
+        repeat_penalty,
+        seed: 11,
+        ..Params::default()
+    }
+}
+
+/// Options for `positions` positions with `params`.
+fn options(positions: usize, params: &Params) -> Options {
+    Options {
+        wanted: Wanted {
+            top: params.top().expect("a few tokens"),
+            changed_max: params.repeat_last_n,
+        },
+        ..run::options(positions)
+    }
+}
+
+/// The tokens that follow [`PROMPT`] until the context is full, and what that took.
+fn tokens(path: &Path, head: Head, options: &Options, params: &Params) -> (Vec<u32>, Stats) {
+    let (info, mut weights) = load_with(path, head).expect("a model");
+    let mut memory = Memory::new(&info, &mut weights, options, 0).expect("it fits");
+    let mut session = Session::start(&info, weights, &mut memory, options).expect("it starts");
+    let mut sampler = Sampler::new(*params, info.hyper.vocab);
+    let mut out = Vec::new();
+    let mut prompt = true;
+    while session.position() < session.context() {
+        let (penalty, recent) = sampler.recent();
+        session.expect(penalty, recent);
+        let logits = match out.last() {
+            Some(&last) if !prompt => session.decode(last, true),
+            _ => session.prompt(&PROMPT, true),
+        };
+        prompt = false;
+        let token = sampler.choose(logits.expect("a pass")).expect("numbers");
+        sampler.accept(token);
+        out.push(token);
+    }
+    (out, session.stats())
+}
+
+#[test]
+fn every_kind_of_head_gives_the_same_tokens() {
+    let scratch = Scratch::new("head-same");
+    let kinds = [
+        (Arch::Llama, QuantType::Q8_0, true),
+        (Arch::Llama, QuantType::Q4_1, false),
+        (Arch::Llama, QuantType::Q6_K, true),
+        (Arch::Llama, QuantType::Q4_0, true),
+        (Arch::Llama, QuantType::F16, false),
+        (Arch::Arcee, QuantType::BF16, true),
+        (Arch::Gemma3, QuantType::Q8_0, true),
+        (Arch::Gemma3, QuantType::Q5_0, true),
+    ];
+    for (number, (arch, ty, tied)) in kinds.into_iter().enumerate() {
+        let spec = Spec {
+            // Small enough to bend the logits of these models.
+            softcap: (arch == Arch::Gemma3).then_some(2.0),
+            ..spec(arch, ty, tied)
+        };
+        let path = pack(&scratch, &format!("{number}"), &spec);
+        for params in [greedy(), sampling(1.0), sampling(1.3), sampling(0.7)] {
+            for exact in [false, true] {
+                if exact && params != greedy() {
+                    continue;
+                }
+                let options = Options {
+                    exact,
+                    ..options(240, &params)
+                };
+                let (want, full) = tokens(&path, Head::Full, &options, &params);
+                assert_eq!(full.head_rows(), None);
+                let mut rows = f64::MAX;
+                for head in [Head::Exact, Head::Fast] {
+                    let (got, stats) = tokens(&path, head, &options, &params);
+                    assert_eq!(got, want, "{arch:?} {ty} {head:?} {params:?}");
+                    let some = stats.head_rows().expect("rows");
+                    assert!((64.0..=rows).contains(&some), "{some} of {rows}");
+                    rows = some;
+                }
+                assert!(rows < 2000.0, "{arch:?} {ty}: {rows} rows a token");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_budget_or_thread_count_changes_a_token() {
+    let scratch = Scratch::new("head-budget");
+    for tied in [true, false] {
+        let path = pack(&scratch, "model", &spec(Arch::Llama, QuantType::Q8_0, tied));
+        let params = sampling(1.1);
+        let plenty = options(80, &params);
+        let (want, resident) = tokens(&path, Head::Full, &plenty, &params);
+        assert_eq!(resident.units.failed, 0);
+        for head in [Head::Exact, Head::Fast] {
+            let least = {
+                let (info, mut weights) = load_with(&path, head).expect("a model");
+                let options = Options {
+                    budget: 1,
+                    batch: Some(1),
+                    ..plenty.clone()
+                };
+                match Memory::new(&info, &mut weights, &options, 0) {
+                    Err(leanstream::error::Error::Budget { least, .. }) => least,
+                    _ => panic!("a byte is no budget"),
+                }
+            };
+            let mut read = u64::MAX;
+            for (extra, threads) in [(0, 1), (1 << 20, 2), (1 << 30, 3)] {
+                let options = Options {
+                    budget: least + extra + u64::from(threads - 1) * (1 << 20),
+                    batch: if extra == 0 { Some(1) } else { None },
+                    threads,
+                    ..plenty.clone()
+                };
+                let (got, stats) = tokens(&path, head, &options, &params);
+                assert_eq!(got, want, "{head:?} {extra}");
+                assert!(stats.bytes_read() < read, "more memory, fewer bytes");
+                read = stats.bytes_read();
+            }
+        }
+    }
+}
+
+/// A page of noise over the rows: they are never used.
+#[test]
+fn a_damaged_row_is_an_error_that_names_it() {
+    let scratch = Scratch::new("head-damage");
+    let path = pack(&scratch, "model", &spec(Arch::Llama, QuantType::Q8_0, true));
+    let head = common::packs::Read::open(&path).head.expect("a head");
+    let mut file = std::fs::read(&path).expect("a pack");
+    let rows = head.units.offset as usize..(head.units.offset + head.units.bytes) as usize;
+    file[rows].iter_mut().for_each(|byte| *byte ^= 0x55);
+    std::fs::write(&path, file).expect("room");
+    let (info, mut weights) = load_with(&path, Head::Exact).expect("a model");
+    let options = run::options(16);
+    let mut memory = Memory::new(&info, &mut weights, &options, 0).expect("it fits");
+    let mut session = Session::start(&info, weights, &mut memory, &options).expect("it starts");
+    let error = session.prompt(&PROMPT, true).unwrap_err().to_string();
+    assert!(
+        error.contains("of the head") && error.contains("checksum"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_program_says_what_it_read_and_allocates_nothing() {
+    let scratch = Scratch::new("head-cli");
+    let path = pack(&scratch, "model", &spec(Arch::Llama, QuantType::Q8_0, true));
+    let run = |args: &str| {
+        let common = "-p the -n 60 -s 3 --ignore-eos --budget 16M --json";
+        with("run", &path, &format!("{common} {args}")).json()
+    };
+    for args in ["--temp 0", "--top-k 40 --repeat-penalty 1.2"] {
+        let full = run(args);
+        assert_eq!(full["head"], "full");
+        assert!(full["head_rows"].is_null());
+        for head in ["exact", "fast"] {
+            let got = run(&format!("{args} --head {head}"));
+            assert_eq!(got["tokens"], full["tokens"], "{head} {args}");
+            assert_eq!(got["head"], head);
+            assert_eq!(got["allocations"], 0, "{head} {args}");
+            let rows = got["head_rows"].as_f64().expect("a number");
+            assert!((64.0..2500.0).contains(&rows), "{rows}");
+        }
+    }
+    let ran = with("run", &path, "-p the --top-k 0 --head exact");
+    assert!(ran.failed(2).contains("--top-k 0"), "{}", ran.stderr);
+    let ran = with("run", &path, "-p the --head best");
+    assert!(ran.failed(2).contains("full, exact or fast"));
+    let ran = with("run", &scratch.join("model.gguf"), "-p the --head fast");
+    assert!(ran.failed(2).contains("no sketch"), "{}", ran.stderr);
+    let text = "the cat sat on the mat ".repeat(20);
+    std::fs::write(scratch.join("text"), text).expect("room");
+    let args = format!("-c 16 --head exact -f {}", scratch.join("text").display());
+    let ran = with("perplexity", &path, &args);
+    assert!(ran.failed(2).contains("every logit"), "{}", ran.stderr);
+}
+
+/// A published model's pack beside it, where somebody has made one.
+fn published_pack(test: &str, published: &Published) -> Option<PathBuf> {
+    let path = model(test, published)?.with_extension("lean");
+    if path.exists() {
+        return Some(path);
+    }
+    eprintln!(
+        "skipped: {test}: no {}: leanstream pack makes it",
+        path.display()
+    );
+    None
+}
+
+fn published(test: &str, published: &Published) {
+    let Some(path) = published_pack(test, published) else {
+        return;
+    };
+    for params in [greedy(), sampling(1.1)] {
+        let options = options(PROMPT.len() + 100, &params);
+        let (want, _) = tokens(&path, Head::Full, &options, &params);
+        for head in [Head::Exact, Head::Fast] {
+            let (got, stats) = tokens(&path, head, &options, &params);
+            assert_eq!(got, want, "{head:?} {params:?}");
+            eprintln!("{test}: {head:?}: {:?} rows a token", stats.head_rows());
+        }
+    }
+}
+
+#[test]
+fn smollm2_gives_the_same_tokens() {
+    published("smollm2_gives_the_same_tokens", &SMOLLM2);
+}
+
+#[test]
+fn gemma3_gives_the_same_tokens() {
+    published("gemma3_gives_the_same_tokens", &GEMMA3);
+}
