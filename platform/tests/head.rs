@@ -22,8 +22,8 @@ const PROMPT: [u32; 9] = [3, 17, 90, 4, 200, 33, 61, 7, 120];
 /// A pack of a small model with a vocabulary of several rounds.
 fn pack(scratch: &Scratch, name: &str, spec: &Spec) -> PathBuf {
     let (from, to) = (
-        scratch.join(&format!("{name}.gguf")),
-        scratch.join(&format!("{name}.lean")),
+        scratch.join(format!("{name}.gguf")),
+        scratch.join(format!("{name}.lean")),
     );
     spec.write(&Vocab::BuiltIn, &from).expect("a model");
     pack_with(&from, &to, &pack_options()).expect("a pack");

@@ -20,8 +20,8 @@ const TOKENS: [u32; 14] = [3, 17, 90, 4, 200, 33, 61, 7, 120, 9, 250, 41, 77, 5]
 /// A model and its pack.
 fn both(scratch: &Scratch, name: &str, spec: &Spec) -> (std::path::PathBuf, std::path::PathBuf) {
     let (from, to) = (
-        scratch.join(&format!("{name}.gguf")),
-        scratch.join(&format!("{name}.lean")),
+        scratch.join(format!("{name}.gguf")),
+        scratch.join(format!("{name}.lean")),
     );
     spec.write(&Vocab::BuiltIn, &from).expect("a model");
     pack_with(&from, &to, &pack_options()).expect("a pack");
