@@ -4,6 +4,7 @@ cache := env("LEANSTREAM_CACHE", env("HOME") / ".cache/leanstream")
 smollm2 := cache / "SmolLM2-135M-Instruct.Q4_1.gguf"
 gemma3 := cache / "gemma-3-270m-q4_k_m.gguf"
 synth3b := cache / "synth-3b-q4_0.gguf"
+relu := cache / "smollm2-135m-relu.lean"
 bin := "target/release/leanstream"
 
 # everything CI runs
@@ -45,6 +46,28 @@ bench-streaming: build
 # the same under a memory cgroup of the budget (root, cgroup v1 or v2)
 bench-cgroup limit="800": build
     bash platform/benches/in_cgroup.sh {{limit}} {{bin}} bench -m {{synth3b}} --budget {{limit}}M -p 0 -n 8 -r 3 -t 2
+
+# the pack of a ReLU model, for what follows: just pack-relu PATH/smollm2-135m-relu.gguf
+pack-relu model: build
+    mkdir -p {{cache}}
+    {{bin}} pack {{model}} {{relu}}
+
+# the pack of any model, beside it in the cache
+pack model: build
+    {{bin}} pack {{model}} {{cache}}/{{file_stem(model)}}.lean
+
+# retention policies, every active neuron, room for 10, 25 and 50% of the neurons; ARGS as --throttle-read 300M,80us
+bench-policies *args: build
+    {{bin}} bench -m {{relu}} --budget ffn:10%,ffn:25%,ffn:50% --policy refine,lru-window,oneshot,static,lfu --mode exact -p 0 -n 128 -r 5 -t 2 --plot bench-policies.svg {{args}}
+
+# what leaving out neurons that are not in memory brings, and costs in perplexity over TEXT
+bench-sparse text *args: build
+    for keep in 1 0.5 0.3; do {{bin}} bench -m {{relu}} --budget ffn:10%,ffn:25%,ffn:50% --keep $keep -p 0 -n 128 -r 5 -t 2 --perplexity {{text}} {{args}}; done
+
+# both as on a board's eMMC
+bench-policies-throttled: (bench-policies "--throttle-read" "300M,80us")
+
+bench-sparse-throttled text: (bench-sparse text "--throttle-read" "300M,80us")
 
 # beside llama.cpp, in turns on this machine; LLAMA_BENCH is your own build of it
 compare-resident llama_bench: build

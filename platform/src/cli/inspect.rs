@@ -13,7 +13,7 @@ use crate::error::{Error, mib};
 use crate::pack::check::{Described, describe};
 use crate::run::memory::table;
 use crate::run::model::Headers;
-use crate::run::session::Memory;
+use crate::run::session::{Memory, Wanted};
 
 /// Elements of a metadata array that are shown.
 const SHOWN_MAX: usize = 6;
@@ -144,13 +144,15 @@ impl Inspect {
             prompt: self.ctx_size,
             score: false,
             one_by_one: false,
+            wanted: Wanted::BEST,
         };
+        let held = held();
         let options = setup::Machine {
             budget,
             ..self.machine()
         }
-        .options(&info, need)?;
-        let memory = Memory::new(&info, &mut weights, &options, held())?;
+        .options(&info, &weights, need, held)?;
+        let memory = Memory::new(&info, &mut weights, &options, held)?;
         let plan = &memory.plan;
         let kept = plan.kept();
         let resident = pass_bytes as f64 * f64::from(kept) / f64::from(plan.planned.max(1));

@@ -11,10 +11,11 @@ use serde_json::json;
 use super::args::PathArg;
 use super::output::{print, say};
 use super::setup::{self, Machine, Need};
-use crate::budget::Resident;
+use crate::budget::{Resident, held};
 use crate::error::{Error, mib};
 use crate::pack::{self, Options, Report, calibrate};
 use crate::run::model::Headers;
+use crate::run::session::Wanted;
 
 /// Pack a model for sparse streaming: its neurons become units that can be read one by one.
 #[derive(argh::FromArgs)]
@@ -80,12 +81,13 @@ impl Pack {
             prompt: context,
             score: false,
             one_by_one: false,
+            wanted: Wanted::BEST,
         };
         let options = Options {
             down,
             order,
             calibrate: text.as_deref(),
-            session: machine.options(&info, need)?,
+            session: machine.options(&info, &weights, need, held())?,
         };
         let budget = options.session.budget;
         let mut line = Line::new();

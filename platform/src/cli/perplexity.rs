@@ -11,7 +11,7 @@ use super::output::{Out, say};
 use super::setup::{self, Need, runs_a_model};
 use crate::budget::{Resident, held};
 use crate::error::Error;
-use crate::run::session::{Memory, Session};
+use crate::run::session::{Memory, Session, Wanted};
 use crate::text;
 
 runs_a_model! {
@@ -106,14 +106,11 @@ impl Perplexity {
             prompt: self.ctx_size,
             score: true,
             one_by_one: self.token_by_token,
+            wanted: Wanted::BEST,
         };
-        let options = self.machine().options(&info, need)?;
-        let mut memory = Memory::new(
-            &info,
-            &mut weights,
-            &options,
-            held() + tokens.len() as u64 * 4,
-        )?;
+        let held = held() + tokens.len() as u64 * 4;
+        let options = self.machine().options(&info, &weights, need, held)?;
+        let mut memory = Memory::new(&info, &mut weights, &options, held)?;
         let mut session = Session::start(&info, weights, &mut memory, &options)?;
         while let Some(notice) = session.take_notice() {
             say(&format!("leanstream: {notice}"));

@@ -257,12 +257,11 @@ pub(super) fn execute(job: Job<'_>, allocator: &Counting) -> Result<(), Error> {
         prompt: tokens.len() as u32,
         score: false,
         one_by_one: false,
-    };
-    let options = Options {
         wanted: wanted(&job.params, info.head)?,
-        ..job.machine.options(&info, need)?
     };
-    let mut memory = Memory::new(&info, &mut weights, &options, held())?;
+    let held = held();
+    let options = job.machine.options(&info, &weights, need, held)?;
+    let mut memory = Memory::new(&info, &mut weights, &options, held)?;
     if let Some(advice) = batch_advice(&info, &weights, &memory, tokens.len()) {
         say(&advice);
     }

@@ -1,5 +1,6 @@
 //! What commands that run a model share: their options, and the way from there to a session.
 
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -16,7 +17,9 @@ use crate::error::Error;
 use crate::io::fault::FaultPlan;
 use crate::io::throttle::Limits;
 use crate::io::{self, Direct};
+use crate::run::advice::budget_for_units;
 use crate::run::kv::KvType;
+use crate::run::memory::Request;
 use crate::run::model::{self, Info, Weights};
 use crate::run::session::{Options, Wanted};
 use crate::signals;
@@ -42,8 +45,9 @@ macro_rules! runs_a_model {
             /// the model: a GGUF file, or any shard of a split one
             #[argh(option, short = 'm', long = "model")]
             model: $crate::cli::args::PathArg,
-            /// bytes the process may hold: 48M, 1.5G, or a share of the model's size such as 40%
-            /// (default: what the machine has, less a margin)
+            /// bytes the process may hold: 48M, 1.5G, a share of the model's size such as 40%, or of a
+            /// packed model ffn:25%, room for that share of its neurons and for all the rest (default:
+            /// what the machine has, less a margin)
             #[argh(option)]
             budget: Option<String>,
             /// compute threads (default: one a core)
@@ -164,6 +168,8 @@ pub struct Need {
     pub score: bool,
     /// Whether they are taken in one at a time.
     pub one_by_one: bool,
+    /// Of which logits use is made.
+    pub wanted: Wanted,
 }
 
 impl<'a> Machine<'a> {
@@ -208,15 +214,23 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// The options of a session, once the model and the prompt are known. The options that need
-    /// neither are checked as well, so that a wrong one is an error of usage.
+    /// The options of a session, once the model and the prompt are known, in a process that holds
+    /// `held` bytes. The options that need neither are checked as well, so that a wrong one is an
+    /// error of usage.
     ///
     /// # Errors
     /// An option that can't be understood or met.
-    pub fn options(&self, info: &Info, need: Need) -> Result<Options, Error> {
-        let usage =
-            |name: &str, why: &dyn std::fmt::Display| Error::Usage(format!("{name}: {why}"));
+    pub fn options(
+        &self,
+        info: &Info,
+        weights: &Weights,
+        need: Need,
+        held: u64,
+    ) -> Result<Options, Error> {
+        let share = self.budget.and_then(|text| text.strip_prefix(FFN));
         let budget = match self.budget {
+            // Known when the rest is.
+            Some(_) if share.is_some() => u64::MAX,
             Some(text) => budget::parse_size(text, Some(info.file_bytes))
                 .map_err(|e| usage("--budget", &e))?,
             None => default_budget(info.file_bytes),
@@ -281,7 +295,7 @@ impl<'a> Machine<'a> {
                 info.paths[0].display()
             )));
         }
-        Ok(Options {
+        let mut options = Options {
             budget,
             select,
             policy,
@@ -289,7 +303,7 @@ impl<'a> Machine<'a> {
             prompt: need.prompt,
             batch: self.batch,
             score: need.score,
-            wanted: Wanted::BEST,
+            wanted: need.wanted,
             one_by_one: need.one_by_one || select != Select::All,
             threads,
             kv_type,
@@ -317,7 +331,101 @@ impl<'a> Machine<'a> {
                 ..io::Options::default()
             },
             stop: &signals::STOP,
-        })
+        };
+        if let Some(share) = share {
+            options.budget = budget_for_share(share, info, weights, &options, held)?;
+        }
+        Ok(options)
+    }
+
+    /// The options again as arguments, for a process of this program.
+    pub fn arguments(&self) -> Vec<OsString> {
+        let named = |name: &str, value: Option<String>| {
+            value.map(|value| [OsString::from(name), OsString::from(value)])
+        };
+        let number = |value: Option<u32>| value.map(|value| value.to_string());
+        let text = |value: Option<&str>| value.map(str::to_owned);
+        let pairs = [
+            named("--budget", text(self.budget)),
+            named("--threads", number(self.threads)),
+            named("--batch-size", number(self.batch)),
+            named("--kv-type", text(self.kv_type)),
+            named("--io", text(self.io)),
+            named("--queue-depth", number(self.queue_depth.map(u32::from))),
+            named("--throttle-read", text(self.throttle)),
+            named("--fault", text(self.fault)),
+            named("--mode", text(self.mode)),
+            named("--keep", self.keep.map(|keep| keep.to_string())),
+            named("--policy", text(self.policy)),
+            named("--head", text(self.head)),
+        ];
+        let switches = [
+            (self.buffered, "--buffered"),
+            (self.exact, "--exact-activations"),
+        ];
+        ["--model".into(), self.model.into()]
+            .into_iter()
+            .chain(pairs.into_iter().flatten().flatten())
+            .chain(
+                switches
+                    .into_iter()
+                    .filter(|(given, _)| *given)
+                    .map(|(_, name)| name.into()),
+            )
+            .collect()
+    }
+}
+
+fn usage(name: &str, why: &dyn std::fmt::Display) -> Error {
+    Error::Usage(format!("{name}: {why}"))
+}
+
+/// Begins a budget that is given as the share of a packed model's neurons that have room.
+const FFN: &str = "ffn:";
+
+/// The budget in which `share` of the units have slots and everything else stays in memory.
+fn budget_for_share(
+    share: &str,
+    info: &Info,
+    weights: &Weights,
+    options: &Options,
+    held: u64,
+) -> Result<u64, Error> {
+    let fail = |why: &str| Err(usage("--budget", &format_args!("'{FFN}{share}' {why}")));
+    let Some(packed) = &weights.packed else {
+        return fail(&format!(
+            "needs a packed model: leanstream pack {} OUT.lean",
+            info.paths[0].display()
+        ));
+    };
+    let units = (packed.layers().len() * packed.ff()) as u64;
+    let slots = match budget::parse_size(share, Some(units)) {
+        Ok(slots) if share.ends_with('%') && slots <= units => slots as u32,
+        _ => return fail("is no share of the neurons; ffn:0% to ffn:100%"),
+    };
+    let source = io::Source::open(&info.paths, options.direct).map_err(|error| {
+        Error::io(
+            &info.paths[0],
+            "open it for reading",
+            std::io::Error::other(error),
+        )
+    })?;
+    let request = Request {
+        budget: options.budget,
+        held,
+        context: options.context,
+        prompt: options.prompt,
+        batch: options.batch,
+        score: options.score,
+        threads: options.threads,
+        kv_type: options.kv_type,
+        wanted: options.wanted,
+        align: source.align(),
+        queue_depth: options.queue_depth,
+    };
+    match budget_for_units(info, weights, &request, slots) {
+        Some(budget) => Ok(budget),
+        None => fail("asks for more memory than any machine has; lower -c"),
     }
 }
 
@@ -393,6 +501,8 @@ fn longest(machine: Option<&Machine<'_>>) -> Result<Longest, Error> {
             } else {
                 None
             };
+            // Room for a share of the neurons is more than that share of the file.
+            let text = text.strip_prefix(FFN).unwrap_or(text);
             // What is no size is told with the other options.
             budget::parse_size(text, model).unwrap_or(u64::MAX)
         }

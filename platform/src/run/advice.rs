@@ -38,3 +38,33 @@ pub fn budget_for_batch(
     }
     None
 }
+
+/// The least budget with which `slots` units of a packed model have slots, and everything else stays
+/// in memory beside them. `None` if no budget does that.
+pub fn budget_for_units(
+    info: &Info,
+    weights: &Weights,
+    request: &Request,
+    slots: u32,
+) -> Option<u64> {
+    let does = |budget: u64| {
+        let request = Request { budget, ..*request };
+        memory::plan(info, weights, &request).is_ok_and(|plan| {
+            let units = plan.units.map_or(0, |units| units.slots);
+            plan.kept() == plan.planned && units >= slots
+        })
+    };
+    let (mut low, mut high) = (0, request.held.max(1 << 20));
+    for _ in 0..DOUBLINGS_MAX {
+        if does(high) {
+            while high - low > 1 {
+                let middle = low + (high - low) / 2;
+                *(if does(middle) { &mut high } else { &mut low }) = middle;
+            }
+            return Some(high);
+        }
+        low = high;
+        high = high.checked_mul(2)?;
+    }
+    None
+}

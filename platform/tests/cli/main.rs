@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod bench_packed;
 mod budget;
 mod commands;
 mod errors;
