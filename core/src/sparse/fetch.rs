@@ -19,11 +19,29 @@ pub struct Reach {
     pub ahead_max: u32,
 }
 
+/// The queue's depth is refilled in so many steps.
+const BATCHES: u32 = 4;
+
 /// By how many levels a foreseen unit has to be worth more than the one it displaces.
 const HYSTERESIS: u8 = 4;
 
 impl<R: Retain> Store<'_, R> {
     pub(super) fn next_read(&mut self) -> Option<ReadRequest> {
+        // Started in batches: what starting costs (a system call, a knock at the device) is shared.
+        let depth = self.reads.len() as u32;
+        let free = depth - self.flying;
+        if self.flying > 0 && !self.starting && free < depth.div_ceil(BATCHES) {
+            return None;
+        }
+        let next = self.next_of(free);
+        self.starting = next.is_some();
+        next
+    }
+
+    fn next_of(&mut self, free: u32) -> Option<ReadRequest> {
+        if free == 0 {
+            return None;
+        }
         let free = self.reads.iter().position(|read| !read.flying)?;
         let read = ReadId(free as u16);
         if let Some(bank) = self.bank {

@@ -121,6 +121,8 @@ pub struct Store<'m, R> {
     pub(super) ahead_next: u32,
     pub(super) flying: u32,
     pub(super) flying_ahead: u32,
+    /// A batch of reads is being started.
+    pub(super) starting: bool,
 }
 
 impl<'m, R: Retain> Store<'m, R> {
@@ -212,6 +214,7 @@ impl<'m, R: Retain> Store<'m, R> {
             ahead_next: 0,
             flying: 0,
             flying_ahead: 0,
+            starting: false,
         }
     }
 

@@ -120,6 +120,7 @@ impl Perplexity {
         let mut sums = Sums::default();
         let mut running = Vec::with_capacity(chunks);
         let mut out = Out::new();
+        let started = std::time::Instant::now();
         for (index, part) in tokens.chunks_exact_mut(chunk).take(chunks).enumerate() {
             targets[chunk / 2..chunk - 1].copy_from_slice(&part[chunk / 2 + 1..]);
             if let Some(bos) = bos {
@@ -150,6 +151,12 @@ impl Perplexity {
                 "budget_bytes": options.budget,
                 "peak_rss_bytes": peak,
                 "bytes_read": stats.bytes_read(),
+                "miss_ratio": stats.miss_ratio(),
+                "redundant_ratio": stats.redundant_ratio(),
+                "late_ratio": stats.late_ratio(),
+                "stall_ms": stats.stalled.as_secs_f64() * 1e3,
+                "reads": stats.counters.reads + stats.units.reads,
+                "ms": started.elapsed().as_secs_f64() * 1e3,
                 "io_mode": session.storage().io_mode(),
             });
             return out.write(format!("{summary}\n").as_bytes());

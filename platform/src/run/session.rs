@@ -360,7 +360,7 @@ impl<'m> Session<'m> {
                 let reach = Reach {
                     align,
                     window_max: plan.slot_bytes,
-                    gap_max: options.gap,
+                    gap_max: std::env::var("GAP").map_or(options.gap, |v| v.parse().unwrap()),
                     ahead_max: u32::from(unit_reads / 2).max(1),
                 };
                 let policy = Policy::new(options.policy, first_slots, tables.priors());

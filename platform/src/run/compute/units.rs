@@ -44,6 +44,7 @@ pub(super) struct Ahead {
 
 /// Groups that have to be computed for each look: what is seen gets sharper with them.
 const LOOKS: [u32; 3] = [0, 1, 4];
+static LK: std::sync::LazyLock<Vec<u32>> = std::sync::LazyLock::new(|| std::env::var("LK").map_or(LOOKS.to_vec(), |v| v.split(',').filter_map(|x| x.parse().ok()).collect()));
 
 impl Cpu {
     /// Goes on after `phase` of a sparse step.
@@ -59,19 +60,10 @@ impl Cpu {
                 };
                 self.ahead.looks = 0;
                 self.ahead.next = None;
-                let head = self.bank() == self.shared().hyper.layers;
-                if head && self.shared().unit_room().chosen().is_empty() {
-                    // No row is left that could win.
-                    self.units.event = None;
-                    self.units.settling = true;
-                }
             }
             Phase::Dots => {
                 let work = self.works[0].expect("a running phase has its work");
-                if self.bank() < self.shared().hyper.layers {
-                    return self.begin(work, Phase::Columns);
-                }
-                self.units.computed = self.units.until;
+                return self.begin(work, Phase::Columns);
             }
             _ => self.units.computed = self.units.until,
         }
@@ -88,18 +80,9 @@ impl Cpu {
             self.shared().unit_room().set_group_count(0);
         }
         if self.units.abandoned || self.units.settling {
-            let more = !self.units.abandoned && self.units.handed > 0;
             self.units = Running::default();
             self.ahead.next = None;
-            let phase = if self.bank() < self.shared().hyper.layers {
-                Phase::Add
-            } else if more {
-                // The head's next round.
-                Phase::Choose
-            } else {
-                Phase::Last
-            };
-            self.begin(work, phase);
+            self.begin(work, Phase::Add);
         } else if self.units.computed < self.units.handed {
             self.units.until = self.units.handed;
             self.begin(work, Phase::Dots);
@@ -155,15 +138,15 @@ impl Cpu {
         }
     }
 
-    /// The bank of the running sparse step: its layer, or the head's behind them.
-    fn bank(&self) -> u32 {
+    /// The layer of the running sparse step, and whether another follows it.
+    fn layer(&self) -> (u32, bool) {
         let shared = self.shared();
         let work = self.works[0].expect("a sparse step runs");
-        match shared.steps[work.step.0 as usize].op {
-            Op::Units { layer, .. } => layer,
-            Op::HeadRows => shared.hyper.layers,
-            other => unreachable!("{other:?} has no units"),
-        }
+        let at = work.step.0 as usize;
+        let Op::Units { layer, .. } = shared.steps[at].op else {
+            unreachable!("only sparse steps have units")
+        };
+        (layer, layer + 1 < shared.hyper.layers)
     }
 }
 
@@ -183,19 +166,17 @@ impl Units for Cpu {
     fn choice(&self) -> Choice<'_> {
         let shared = self.shared();
         let room = shared.unit_room();
-        let head = self.bank() == shared.hyper.layers;
-        let prompt = shared.batch.prompt() && !head;
-        let whole = prompt || head;
+        let prompt = shared.batch.prompt();
         Choice {
-            bank: self.bank(),
+            bank: self.layer().0,
             chosen: room.chosen(),
-            scores: if whole { None } else { room.scores() },
+            scores: if prompt { None } else { room.scores() },
             grouping: if prompt {
                 Grouping::Sequence
             } else {
                 Grouping::Importance
             },
-            select: if whole { Select::All } else { room.select },
+            select: if prompt { Select::All } else { room.select },
         }
     }
 
@@ -215,10 +196,10 @@ impl Units for Cpu {
     fn abandon(&mut self) {
         let Some(work) = self.works[0] else { return };
         let op = self.shared().steps[work.step.0 as usize].op;
-        let adds = self.running.is_some_and(|running| {
-            matches!(running.phase, Phase::Add | Phase::Last) && !running.ahead
-        });
-        if matches!(op, Op::Units { .. } | Op::HeadRows) && !adds {
+        let adds = self
+            .running
+            .is_some_and(|running| running.phase == Phase::Add && !running.ahead);
+        if matches!(op, Op::Units { .. }) && !adds {
             self.units.abandoned = true;
             self.go_on();
         }
@@ -228,11 +209,11 @@ impl Units for Cpu {
         let due = self.ahead.may
             && self.ahead.next.is_none()
             && self.running.is_none()
-            && LOOKS
+            && LK
                 .get(self.ahead.looks)
                 .is_some_and(|groups| self.units.computed >= *groups);
-        if due && self.bank() + 1 < self.shared().hyper.layers {
-            while LOOKS
+        if due && self.layer().1 {
+            while LK
                 .get(self.ahead.looks)
                 .is_some_and(|groups| self.units.computed >= *groups)
             {
@@ -245,7 +226,7 @@ impl Units for Cpu {
     }
 
     fn foreseen(&self) -> (u32, &[Foreseen]) {
-        (self.bank() + 1, self.shared().unit_room().foreseen())
+        (self.layer().0 + 1, self.shared().unit_room().foreseen())
     }
 
     fn deliver(&mut self, staging: SlotId, delivery: Delivery) -> bool {
