@@ -11,6 +11,7 @@ mod replay;
 mod run;
 mod setup;
 mod tokenize;
+mod trace;
 mod verify;
 
 use std::ffi::OsString;
@@ -37,6 +38,7 @@ enum Command {
     Perplexity(perplexity::Perplexity),
     Replay(replay::Replay),
     Tokenize(tokenize::Tokenize),
+    Trace(trace::Trace),
     Inspect(inspect::Inspect),
     Verify(verify::Verify),
     Pack(pack::Pack),
@@ -87,6 +89,7 @@ fn dispatch(args: &[&str], allocator: &Counting) -> Result<(), Error> {
         Some(Command::Perplexity(command)) => command.execute(),
         Some(Command::Replay(command)) => command.execute(),
         Some(Command::Tokenize(command)) => command.execute(),
+        Some(Command::Trace(command)) => command.execute(),
         Some(Command::Inspect(command)) => command.execute(),
         Some(Command::Verify(command)) => command.execute(),
         Some(Command::Pack(command)) => command.execute(),

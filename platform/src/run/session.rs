@@ -34,6 +34,7 @@ use crate::cpu::{Kernels, Scratch};
 use crate::error::Error;
 use crate::io::{self, Backend, Direct, Source};
 use crate::pool::Pool;
+use crate::trace::Recorder;
 
 pub use super::head::Wanted;
 pub use super::kv::KvType;
@@ -216,6 +217,7 @@ pub struct Session<'m> {
     /// The store's reads and staging slots come after the engine's.
     first_read: u16,
     first_staging: u32,
+    begun: Instant,
     /// Whether scored tokens are taken in one at a time, as generated ones are.
     one_by_one: bool,
     /// Whether all pieces stay in memory once read, and whether they have been.
@@ -353,6 +355,7 @@ impl<'m> Session<'m> {
             compute: Cpu::new(pool),
             first_read: plan.reads_max,
             first_staging: plan.slots,
+            begun: Instant::now(),
             one_by_one: options.one_by_one,
             all_stay: plan.kept() == plan.planned,
             settled: false,
@@ -360,7 +363,7 @@ impl<'m> Session<'m> {
                 let reach = Reach {
                     align,
                     window_max: plan.slot_bytes,
-                    gap_max: std::env::var("GAP").map_or(options.gap, |v| v.parse().unwrap()),
+                    gap_max: options.gap,
                     ahead_max: u32::from(unit_reads / 2).max(1),
                 };
                 let policy = Policy::new(options.policy, first_slots, tables.priors());
@@ -389,6 +392,16 @@ impl<'m> Session<'m> {
     pub fn attach(&mut self, probe: Arc<dyn Probe>) {
         let taken = self.compute.shared().probe.set(probe).is_err();
         assert!(!taken, "a session has one probe");
+    }
+
+    /// Shows what every decoded token uses to `recorder`; see [`Session::end_record`].
+    pub fn record(&mut self, recorder: Recorder) {
+        self.compute.record(recorder);
+    }
+
+    /// Takes the recorder back.
+    pub fn end_record(&mut self) -> Option<Recorder> {
+        self.compute.end_record()
     }
 
     /// Tokens that are in the KV cache.
@@ -438,6 +451,10 @@ impl<'m> Session<'m> {
     /// # Errors
     /// As [`Session::prompt`].
     pub fn decode(&mut self, token: u32, next: bool) -> Result<&mut [f32], Error> {
+        let now = self.begun.elapsed().as_micros() as u64;
+        if let Some(recorder) = self.compute.recorder() {
+            recorder.token(now);
+        }
         self.pass(&[token], false, HeadMode::Last, next)?;
         Ok(self.logits())
     }

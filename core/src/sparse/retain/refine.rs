@@ -10,7 +10,7 @@
 //! where the frequency begins as the pack's prior and the score is the pre-activation in units of its
 //! layer's root mean square, cut at 4 either way. The worth is that logit on a scale of levels. All
 //! units of a model are as big and cost as much to read, so nothing has to be divided by it; and
-//! distances to the next use are all one token, so they don't tell units apart (measured: no gain).
+//! distances to the next use are all one token, so they don't tell units apart.
 //!
 //! How the constants were found: logistic regression of the discounted sum of a unit's uses in the
 //! tokens to come (factor 0.5 a token) over 600,000 units and tokens of 1,024 tokens of Python's

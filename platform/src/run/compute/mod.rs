@@ -14,7 +14,9 @@ use leanstream_core::units::SlotId;
 use super::pass::{Order, Phase, Shared, split};
 use super::units::{column_chunks, dot_chunks};
 use crate::pool::Pool;
-use units::{Ahead, Running};
+use units::{Ahead, Running, Tracing};
+
+use crate::trace::Recorder;
 
 /// Works that may be queued: one runs, one waits, so that the pool goes on without a turn of the loop.
 const WORKS_MAX: usize = 2;
@@ -30,6 +32,7 @@ pub struct Cpu {
     running: Option<Step>,
     units: Running,
     ahead: Ahead,
+    tracing: Option<Tracing>,
 }
 
 /// A phase that runs.
@@ -48,7 +51,23 @@ impl Cpu {
             running: None,
             units: Running::default(),
             ahead: Ahead::default(),
+            tracing: None,
         }
+    }
+
+    /// Shows all decoded tokens to `recorder` from now on.
+    pub fn record(&mut self, recorder: Recorder) {
+        self.tracing = Some(Tracing::new(recorder, self.shared().hyper.ff as usize));
+    }
+
+    /// The recorder, to tell it more.
+    pub fn recorder(&mut self) -> Option<&mut Recorder> {
+        self.tracing.as_mut().map(|tracing| &mut tracing.recorder)
+    }
+
+    /// Takes the recorder back.
+    pub fn end_record(&mut self) -> Option<Recorder> {
+        self.tracing.take().map(|tracing| tracing.recorder)
     }
 
     /// Whether the next layer may be looked at while this one waits: its matrices have to be in

@@ -1,6 +1,8 @@
 //! Sparse steps on the CPU: what runs when. A step chooses, computes the groups that are handed
 //! over, and ends with their sum; while it waits for units, the next layer is looked at.
 
+use std::sync::Arc;
+
 use leanstream_core::plan::Op;
 use leanstream_core::port::Work;
 use leanstream_core::sparse::tables::{Foreseen, Item};
@@ -8,7 +10,8 @@ use leanstream_core::sparse::{Choice, Delivery, Grouping, Select, UnitEvent, Uni
 use leanstream_core::units::{PieceId, SlotId, StepId};
 
 use super::Cpu;
-use crate::run::pass::Phase;
+use crate::run::pass::{Phase, see};
+use crate::trace::Recorder;
 
 /// The sparse step that runs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,10 +46,65 @@ pub(super) struct Ahead {
 }
 
 /// Groups that have to be computed for each look: what is seen gets sharper with them.
-const LOOKS: [u32; 3] = [0, 1, 4];
-static LK: std::sync::LazyLock<Vec<u32>> = std::sync::LazyLock::new(|| std::env::var("LK").map_or(LOOKS.to_vec(), |v| v.split(',').filter_map(|x| x.parse().ok()).collect()));
+const LOOKS: [u32; 4] = [0, 1, 2, 4];
+
+/// A recorder, with what it is shown.
+pub(super) struct Tracing {
+    pub recorder: Recorder,
+    active: Vec<u16>,
+    importance: Vec<f32>,
+    predicted: Vec<u16>,
+}
+
+impl Tracing {
+    pub fn new(recorder: Recorder, ff: usize) -> Self {
+        Self {
+            recorder,
+            active: Vec::with_capacity(ff),
+            importance: Vec::with_capacity(ff),
+            predicted: Vec::with_capacity(ff),
+        }
+    }
+}
 
 impl Cpu {
+    /// Shows a decoded token's choice to the recorder.
+    fn record_choice(&mut self) {
+        let (layer, _) = self.layer();
+        let shared = Arc::clone(self.pool.job());
+        let Some(tracing) = self.tracing.as_mut().filter(|_| !shared.batch.prompt()) else {
+            return;
+        };
+        let chosen = shared.unit_room().chosen();
+        tracing.active.clear();
+        tracing
+            .active
+            .extend(chosen.iter().map(|unit| unit.index as u16));
+        tracing.importance.clear();
+        tracing
+            .importance
+            .extend(chosen.iter().map(|unit| unit.importance));
+        let gate = see(&shared.buffers.g, 0..shared.hyper.ff as usize);
+        tracing
+            .recorder
+            .layer(layer, gate, &tracing.active, &tracing.importance);
+    }
+
+    /// Shows what a look foresaw.
+    fn record_look(&mut self) {
+        let (layer, _) = self.layer();
+        let shared = Arc::clone(self.pool.job());
+        if let Some(tracing) = &mut self.tracing {
+            let foreseen = shared.unit_room().foreseen();
+            tracing.predicted.clear();
+            tracing
+                .predicted
+                .extend(foreseen.iter().map(|unit| unit.index as u16));
+            let stage = self.ahead.looks as u8 - 1;
+            tracing.recorder.stage(layer + 1, stage, &tracing.predicted);
+        }
+    }
+
     /// Goes on after `phase` of a sparse step.
     pub(super) fn unit_phase(&mut self, phase: Phase, ahead: bool) {
         self.running = None;
@@ -60,6 +118,7 @@ impl Cpu {
                 };
                 self.ahead.looks = 0;
                 self.ahead.next = None;
+                self.record_choice();
             }
             Phase::Dots => {
                 let work = self.works[0].expect("a running phase has its work");
@@ -83,12 +142,42 @@ impl Cpu {
             self.units = Running::default();
             self.ahead.next = None;
             self.begin(work, Phase::Add);
+        } else if self.tracing.is_some() && self.ahead.next.is_none() && self.look_due() {
+            // A recorded run looks ahead at every stage, and takes the groups one by one for it.
+            self.look();
+        } else if self.tracing.is_some() && self.ahead.next.is_some() {
+            let (work, phase) = self.ahead.next.expect("as just asked");
+            self.begin_on(work, phase, true);
         } else if self.units.computed < self.units.handed {
-            self.units.until = self.units.handed;
+            self.units.until = match self.tracing {
+                Some(_) => self.units.computed + 1,
+                None => self.units.handed,
+            };
             self.begin(work, Phase::Dots);
         } else if let Some((work, phase)) = self.ahead.next {
             self.begin_on(work, phase, true);
         }
+    }
+
+    /// Whether the groups that are computed allow another look.
+    fn look_due(&self) -> bool {
+        let groups = LOOKS.get(self.ahead.looks);
+        self.ahead.may
+            && groups.is_some_and(|groups| self.units.computed >= *groups)
+            && self.layer().1
+    }
+
+    /// Begins a look at the next layer.
+    fn look(&mut self) {
+        let mut seen = LOOKS[self.ahead.looks..].iter();
+        self.ahead.looks += seen
+            .by_ref()
+            .take_while(|groups| **groups <= self.units.computed)
+            .count();
+        let work = self.works[0].expect("a sparse step runs");
+        let work = self.whole_step(work.step.0);
+        self.ahead.next = Some((work, Phase::Peek));
+        self.begin_on(work, Phase::Peek, true);
     }
 
     /// What follows a phase of the look ahead; its end is an event.
@@ -96,6 +185,7 @@ impl Cpu {
         let (work, _) = self.ahead.next.expect("a look is under way");
         match phase {
             Phase::Foresee => {
+                self.record_look();
                 self.units.event = Some(UnitEvent::Foreseen);
                 return None;
             }
@@ -206,22 +296,8 @@ impl Units for Cpu {
     }
 
     fn idle(&mut self) {
-        let due = self.ahead.may
-            && self.ahead.next.is_none()
-            && self.running.is_none()
-            && LK
-                .get(self.ahead.looks)
-                .is_some_and(|groups| self.units.computed >= *groups);
-        if due && self.layer().1 {
-            while LK
-                .get(self.ahead.looks)
-                .is_some_and(|groups| self.units.computed >= *groups)
-            {
-                self.ahead.looks += 1;
-            }
-            let work = self.works[0].expect("a sparse step runs");
-            self.ahead.next = Some((self.whole_step(work.step.0), Phase::Peek));
-            self.go_on();
+        if self.ahead.next.is_none() && self.running.is_none() && self.look_due() {
+            self.look();
         }
     }
 
