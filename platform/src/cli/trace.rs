@@ -7,7 +7,7 @@ use super::output::{Out, say};
 use super::setup::{self, Machine, Need, runs_a_model};
 use crate::budget::held;
 use crate::error::Error;
-use crate::run::session::{Memory, Session};
+use crate::run::session::{Memory, Session, Wanted};
 use crate::text;
 use crate::trace::{Meta, Recorder};
 
@@ -66,8 +66,9 @@ impl Trace {
             prompt: 1,
             score: false,
             one_by_one: false,
+            wanted: Wanted::BEST,
         };
-        let options = machine.options(&info, need)?;
+        let options = machine.options(&info, &weights, need, held())?;
         let sha256 = sha256(&machine)?;
         let meta = Meta {
             layers: info.hyper.layers,

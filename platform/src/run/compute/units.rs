@@ -70,9 +70,10 @@ impl Tracing {
 impl Cpu {
     /// Shows a decoded token's choice to the recorder.
     fn record_choice(&mut self) {
-        let (layer, _) = self.layer();
+        let bank = self.bank();
         let shared = Arc::clone(self.pool.job());
-        let Some(tracing) = self.tracing.as_mut().filter(|_| !shared.batch.prompt()) else {
+        let units = bank < shared.hyper.layers && !shared.batch.prompt();
+        let Some(tracing) = self.tracing.as_mut().filter(|_| units) else {
             return;
         };
         let chosen = shared.unit_room().chosen();
@@ -87,12 +88,12 @@ impl Cpu {
         let gate = see(&shared.buffers.g, 0..shared.hyper.ff as usize);
         tracing
             .recorder
-            .layer(layer, gate, &tracing.active, &tracing.importance);
+            .layer(bank, gate, &tracing.active, &tracing.importance);
     }
 
     /// Shows what a look foresaw.
     fn record_look(&mut self) {
-        let (layer, _) = self.layer();
+        let bank = self.bank();
         let shared = Arc::clone(self.pool.job());
         if let Some(tracing) = &mut self.tracing {
             let foreseen = shared.unit_room().foreseen();
@@ -101,7 +102,7 @@ impl Cpu {
                 .predicted
                 .extend(foreseen.iter().map(|unit| unit.index as u16));
             let stage = self.ahead.looks as u8 - 1;
-            tracing.recorder.stage(layer + 1, stage, &tracing.predicted);
+            tracing.recorder.stage(bank + 1, stage, &tracing.predicted);
         }
     }
 
@@ -119,10 +120,19 @@ impl Cpu {
                 self.ahead.looks = 0;
                 self.ahead.next = None;
                 self.record_choice();
+                let head = self.bank() == self.shared().hyper.layers;
+                if head && self.shared().unit_room().chosen().is_empty() {
+                    // No row is left that could win.
+                    self.units.event = None;
+                    self.units.settling = true;
+                }
             }
             Phase::Dots => {
                 let work = self.works[0].expect("a running phase has its work");
-                return self.begin(work, Phase::Columns);
+                if self.bank() < self.shared().hyper.layers {
+                    return self.begin(work, Phase::Columns);
+                }
+                self.units.computed = self.units.until;
             }
             _ => self.units.computed = self.units.until,
         }
@@ -139,14 +149,22 @@ impl Cpu {
             self.shared().unit_room().set_group_count(0);
         }
         if self.units.abandoned || self.units.settling {
+            let more = !self.units.abandoned && self.units.handed > 0;
             self.units = Running::default();
             self.ahead.next = None;
-            self.begin(work, Phase::Add);
+            let phase = if self.bank() < self.shared().hyper.layers {
+                Phase::Add
+            } else if more {
+                // The head's next round.
+                Phase::Choose
+            } else {
+                Phase::Last
+            };
+            self.begin(work, phase);
         } else if self.tracing.is_some() && self.ahead.next.is_none() && self.look_due() {
             // A recorded run looks ahead at every stage, and takes the groups one by one for it.
             self.look();
-        } else if self.tracing.is_some() && self.ahead.next.is_some() {
-            let (work, phase) = self.ahead.next.expect("as just asked");
+        } else if let Some((work, phase)) = self.ahead.next.filter(|_| self.tracing.is_some()) {
             self.begin_on(work, phase, true);
         } else if self.units.computed < self.units.handed {
             self.units.until = match self.tracing {
@@ -164,16 +182,16 @@ impl Cpu {
         let groups = LOOKS.get(self.ahead.looks);
         self.ahead.may
             && groups.is_some_and(|groups| self.units.computed >= *groups)
-            && self.layer().1
+            && self.bank() + 1 < self.shared().hyper.layers
     }
 
     /// Begins a look at the next layer.
     fn look(&mut self) {
-        let mut seen = LOOKS[self.ahead.looks..].iter();
-        self.ahead.looks += seen
-            .by_ref()
-            .take_while(|groups| **groups <= self.units.computed)
-            .count();
+        let computed = self.units.computed;
+        let passed = LOOKS[self.ahead.looks..]
+            .iter()
+            .take_while(|groups| **groups <= computed);
+        self.ahead.looks += passed.count();
         let work = self.works[0].expect("a sparse step runs");
         let work = self.whole_step(work.step.0);
         self.ahead.next = Some((work, Phase::Peek));
@@ -228,15 +246,15 @@ impl Cpu {
         }
     }
 
-    /// The layer of the running sparse step, and whether another follows it.
-    fn layer(&self) -> (u32, bool) {
+    /// The bank of the running sparse step: its layer, or the head's behind them.
+    fn bank(&self) -> u32 {
         let shared = self.shared();
         let work = self.works[0].expect("a sparse step runs");
-        let at = work.step.0 as usize;
-        let Op::Units { layer, .. } = shared.steps[at].op else {
-            unreachable!("only sparse steps have units")
-        };
-        (layer, layer + 1 < shared.hyper.layers)
+        match shared.steps[work.step.0 as usize].op {
+            Op::Units { layer, .. } => layer,
+            Op::HeadRows => shared.hyper.layers,
+            other => unreachable!("{other:?} has no units"),
+        }
     }
 }
 
@@ -256,17 +274,19 @@ impl Units for Cpu {
     fn choice(&self) -> Choice<'_> {
         let shared = self.shared();
         let room = shared.unit_room();
-        let prompt = shared.batch.prompt();
+        let head = self.bank() == shared.hyper.layers;
+        let prompt = shared.batch.prompt() && !head;
+        let whole = prompt || head;
         Choice {
-            bank: self.layer().0,
+            bank: self.bank(),
             chosen: room.chosen(),
-            scores: if prompt { None } else { room.scores() },
+            scores: if whole { None } else { room.scores() },
             grouping: if prompt {
                 Grouping::Sequence
             } else {
                 Grouping::Importance
             },
-            select: if prompt { Select::All } else { room.select },
+            select: if whole { Select::All } else { room.select },
         }
     }
 
@@ -286,10 +306,10 @@ impl Units for Cpu {
     fn abandon(&mut self) {
         let Some(work) = self.works[0] else { return };
         let op = self.shared().steps[work.step.0 as usize].op;
-        let adds = self
-            .running
-            .is_some_and(|running| running.phase == Phase::Add && !running.ahead);
-        if matches!(op, Op::Units { .. }) && !adds {
+        let adds = self.running.is_some_and(|running| {
+            matches!(running.phase, Phase::Add | Phase::Last) && !running.ahead
+        });
+        if matches!(op, Op::Units { .. } | Op::HeadRows) && !adds {
             self.units.abandoned = true;
             self.go_on();
         }
@@ -302,7 +322,7 @@ impl Units for Cpu {
     }
 
     fn foreseen(&self) -> (u32, &[Foreseen]) {
-        (self.layer().0 + 1, self.shared().unit_room().foreseen())
+        (self.bank() + 1, self.shared().unit_room().foreseen())
     }
 
     fn deliver(&mut self, staging: SlotId, delivery: Delivery) -> bool {
