@@ -56,16 +56,16 @@ pack-relu model: build
 pack model: build
     {{bin}} pack {{model}} {{cache}}/{{file_stem(model)}}.lean
 
-# retention policies, every active neuron, room for 10, 25 and 50% of the neurons; ARGS as --throttle-read 300M,80us
-bench-policies *args: build
-    {{bin}} bench -m {{relu}} --budget ffn:10%,ffn:25%,ffn:50% --policy refine,lru-window,oneshot,static,lfu --mode exact -p 0 -n 128 -r 5 -t 2 --plot bench-policies.svg {{args}}
+# retention policies, every active neuron, room for 10, 25 and 50% of the neurons; with a figure
+bench-policies figure="target/policies.svg" *args: build
+    {{bin}} bench -m {{relu}} --budget ffn:10%,ffn:25%,ffn:50% --policy refine,lru-window,oneshot,static,lfu --mode exact -p 0 -n 128 -r 5 -t 2 --plot {{figure}} {{args}}
 
 # what leaving out neurons that are not in memory brings, and costs in perplexity over TEXT
 bench-sparse text *args: build
     for keep in 1 0.5 0.3; do {{bin}} bench -m {{relu}} --budget ffn:10%,ffn:25%,ffn:50% --keep $keep -p 0 -n 128 -r 5 -t 2 --perplexity {{text}} {{args}}; done
 
 # both as on a board's eMMC
-bench-policies-throttled: (bench-policies "--throttle-read" "300M,80us")
+bench-policies-throttled: (bench-policies "target/policies-throttled.svg" "--throttle-read" "300M,80us")
 
 bench-sparse-throttled text: (bench-sparse text "--throttle-read" "300M,80us")
 

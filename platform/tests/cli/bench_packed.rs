@@ -115,7 +115,11 @@ fn a_row_for_each_budget_and_policy() {
     assert!(number(3, "miss_ratio") < number(1, "miss_ratio"));
     let (drawn, lines) = figure(&svg);
     assert_eq!(lines, 2, "{drawn}");
-    assert!(drawn.contains(">lru-window tg6<") && drawn.contains("budget (MiB)"));
+    assert!(
+        drawn.contains(">lru-window tg6<")
+            && drawn.contains(", --keep 0.5<")
+            && drawn.contains("budget (MiB)")
+    );
     assert_eq!(scratch.names(), ["m.gguf", "m.lean", "out.svg", "text"]);
 }
 

@@ -25,6 +25,7 @@ use crate::error::Error;
 use crate::io::{Source, probe};
 use crate::run::model::Info;
 use crate::run::session::{Options, Wanted};
+use leanstream_core::sparse::Select;
 
 /// How the storage is probed: as the engine reads, in pieces of this size, for this long.
 const PROBE_BLOCK: u32 = 256 << 10;
@@ -116,7 +117,11 @@ impl Bench {
         let mut rows = Rows {
             out: Out::new(),
             table: markdown.then(|| Table::new(info.packed)),
-            figure: Figure::new(&info.kind),
+            figure: Figure::new(&match options.select {
+                _ if !info.packed => info.kind.clone(),
+                Select::All => format!("{}, every active neuron", info.kind),
+                Select::Top(keep) => format!("{}, --keep {keep}", info.kind),
+            }),
             failed: None,
         };
         for &budget in &budgets {
