@@ -81,6 +81,11 @@ compare-streaming llama_bench: build
 bench-storage file=synth3b:
     cargo run --release --example io_bandwidth -- {{file}}
 
+# rows of the head that --head computes exactly over a text, and whether tokens are the same; packs
+# beside the models, as 'leanstream pack' makes them
+head-rows text: build
+    for m in {{smollm2}} {{gemma3}}; do cargo run --release --example head_rows -- ${m%.gguf}.lean {{text}}; done
+
 # kernels: GB/s and GMAC/s by type and shape
 bench-kernels:
     cargo bench -p leanstream --bench kernels

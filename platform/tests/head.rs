@@ -15,7 +15,7 @@ use leanstream::sample::{Params, Sampler};
 use leanstream::synth::vocab::Vocab;
 use leanstream::synth::{Arch, Spec};
 use leanstream_core::plan::Head;
-use leanstream_core::quant::QuantType;
+use leanstream_core::quant::{QuantType, decode};
 
 const PROMPT: [u32; 9] = [3, 17, 90, 4, 200, 33, 61, 7, 120];
 
@@ -175,7 +175,61 @@ fn no_budget_or_thread_count_changes_a_token() {
     }
 }
 
-/// A page of noise over the rows: they are never used.
+/// Spoils a pack's sketch, so that its estimates are of little use, and makes its errors say so.
+fn spoil(path: &Path) {
+    let pack = common::packs::Read::open(path);
+    let head = pack.head.expect("a head");
+    let (d, count) = (pack.hyper.d as usize, head.count as usize);
+    let mut file = pack.file.clone();
+    let (mut exact, mut coarse) = (vec![0.0; d], vec![0.0; d]);
+    for row in 0..count {
+        let at = head.sketch.offset as usize + row * head.sketch_row_bytes as usize;
+        let sketch = &mut file[at..at + head.sketch_row_bytes as usize];
+        for (block, bytes) in sketch.chunks_exact_mut(18).enumerate() {
+            if (row * 7 + block * 5 + row * block) % 8 < 5 {
+                // Code 8 is zero.
+                bytes[2..].fill(0x88);
+            }
+        }
+        decode(QuantType::Q4_0, sketch, &mut coarse);
+        let unit = &pack.bytes(head.units)[row * head.unit_bytes as usize..];
+        decode(head.row.0, &unit[..head.row.1 as usize], &mut exact);
+        let off = exact.iter().zip(&coarse);
+        let squared: f64 = off.map(|(a, b)| f64::from(a - b).powi(2)).sum();
+        let error = ((squared.sqrt() * (1.0 + 1e-6)) as f32).next_up();
+        let at = head.sketch_error.offset as usize + row * 4;
+        file[at..at + 4].copy_from_slice(&error.to_le_bytes());
+    }
+    std::fs::write(path, file).expect("room");
+}
+
+/// The best estimates aren't the best logits then, and the bound has to find those.
+#[test]
+fn a_poor_sketch_costs_rows_and_no_token() {
+    let scratch = Scratch::new("head-poor");
+    for (arch, ty) in [
+        (Arch::Llama, QuantType::Q8_0),
+        (Arch::Llama, QuantType::F16),
+        (Arch::Gemma3, QuantType::Q4_1),
+    ] {
+        let spec = Spec {
+            softcap: (arch == Arch::Gemma3).then_some(2.0),
+            ..spec(arch, ty, true)
+        };
+        let path = pack(&scratch, "model", &spec);
+        spoil(&path);
+        for params in [greedy(), sampling(1.3)] {
+            let options = options(120, &params);
+            let (want, _) = tokens(&path, Head::Full, &options, &params);
+            let (got, stats) = tokens(&path, Head::Exact, &options, &params);
+            assert_eq!(got, want, "{arch:?} {ty} {params:?}");
+            let rows = stats.head_rows().expect("rows");
+            assert!(rows > 500.0, "{rows}: not so poor");
+        }
+    }
+}
+
+/// A pack whose rows are all damaged.
 #[test]
 fn a_damaged_row_is_an_error_that_names_it() {
     let scratch = Scratch::new("head-damage");
@@ -247,13 +301,25 @@ fn published(test: &str, published: &Published) {
     let Some(path) = published_pack(test, published) else {
         return;
     };
-    for params in [greedy(), sampling(1.1)] {
-        let options = options(PROMPT.len() + 100, &params);
+    for (positions, params) in [(200, greedy()), (40, sampling(1.1))] {
+        let options = options(PROMPT.len() + positions, &params);
         let (want, _) = tokens(&path, Head::Full, &options, &params);
         for head in [Head::Exact, Head::Fast] {
             let (got, stats) = tokens(&path, head, &options, &params);
             assert_eq!(got, want, "{head:?} {params:?}");
             eprintln!("{test}: {head:?}: {:?} rows a token", stats.head_rows());
+        }
+    }
+    // Little more than the least budget, and one with room for a part of the head.
+    for mib in [40, 160] {
+        for head in ["exact", "fast"] {
+            let args = format!(
+                "-p Gravity -n 4 --temp 0 --ignore-eos --json --budget {mib}M --head {head}"
+            );
+            let ran = with("run", &path, &args).json();
+            let peak = ran["peak_rss_bytes"].as_u64().expect("a number");
+            assert!(peak <= mib << 20, "{head}: {peak} of {mib} MiB");
+            assert_eq!(ran["allocations"], 0, "{head}, {mib} MiB");
         }
     }
 }

@@ -12,9 +12,31 @@ const SIGMAS: f64 = 8.0;
 /// Half a unit in the last place of 1, in f32.
 const HALF_ULP: f64 = 1.0 / (1u64 << 24) as f64;
 
-/// By how much a block's code and minimum together may be larger than their sum, the weight: they are
-/// rounded apart. Blocks whose codes use their range stay far below.
-const APART: f64 = 64.0;
+/// How a kernel multiplies an exact row with an activation, and so what it rounds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Products {
+    /// As floats, summed one by one at worst.
+    Floats,
+    /// Codes of integers in blocks of 16 at least; only blocks are summed in floats.
+    Codes,
+    /// The same with a minimum a block (Q4_1, Q4_K).
+    CodesAndMinimums,
+}
+
+impl Products {
+    /// How many times as large as the weight the parts may be that are rounded apart: codes and what
+    /// is added to them. For blocks whose codes use their range, as those of every quantizer do.
+    fn apart(self) -> f64 {
+        match self {
+            Self::Floats => 1.0,
+            Self::Codes => 16.0,
+            Self::CodesAndMinimums => 64.0,
+        }
+    }
+}
+
+/// The same for the sketch, whatever its codes, as its rows' norms are taken for the largest codes.
+const SKETCH_APART: f64 = 4.0;
 
 /// What an exact logit may differ from its estimate, for one activation.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -30,28 +52,33 @@ impl Bound {
     /// no row differs by more than `error * h + pad`.
     ///
     /// `norm` is its L2 norm at least, `cols` its length, `row_norm` the norm of every sketch row at
-    /// least. What the kernels round is allowed for: a product is off by a part of `|s| |h|` that
+    /// least, if all its codes were of the largest size. What the kernels round is allowed for: a product is off by a part of `|s| |h|` that
     /// grows with the number of sums, wherever they are cut; with integers only blocks are summed in
     /// floats.
-    pub fn proof(norm: f64, cols: u32, row_norm: f64, floats: bool) -> Self {
-        Self::new(norm, 1.0, cols, row_norm, floats)
+    pub fn proof(norm: f64, cols: u32, row_norm: f64, products: Products) -> Self {
+        Self::new(norm, 1.0, cols, row_norm, products)
     }
 
     /// The same with eight standard deviations of a row's error, as if its elements and the
     /// activation's were independent, in place of the most that it could be. Nothing is proven.
-    pub fn likely(norm: f64, cols: u32, row_norm: f64, floats: bool) -> Self {
+    pub fn likely(norm: f64, cols: u32, row_norm: f64, products: Products) -> Self {
         let sigmas = SIGMAS / f64::from(libm_sqrt(cols as f32));
-        Self::new(norm, sigmas.min(1.0), cols, row_norm, floats)
+        Self::new(norm, sigmas.min(1.0), cols, row_norm, products)
     }
 
-    fn new(norm: f64, share: f64, cols: u32, row_norm: f64, floats: bool) -> Self {
-        let sums = f64::from(if floats { cols } else { cols / 16 }) + 64.0;
-        // Rounding of one product, as a part of the norms' product; the exact row's norm is the
-        // sketch's and the error's at most.
-        let off = APART * sums * HALF_ULP / (1.0 - sums * HALF_ULP);
+    fn new(norm: f64, share: f64, cols: u32, row_norm: f64, products: Products) -> Self {
+        let sums = match products {
+            Products::Floats => cols,
+            Products::Codes | Products::CodesAndMinimums => cols / 16,
+        };
+        let sums = (f64::from(sums) + 64.0) * HALF_ULP;
+        // Rounding of one product, as a part of the norms' product. The exact row's norm is the sketch's
+        // and the error's at most.
+        let off = sums / (1.0 - sums);
+        let (sketch, exact) = (off * SKETCH_APART, off * products.apart());
         // And of the comparison that is made with them: `error * h + estimate`, twice rounded.
-        let h = norm * (share + off + 4.0 * HALF_ULP);
-        let pad = norm * row_norm * (2.0 * off + 4.0 * HALF_ULP) + 1e-30;
+        let h = norm * (share + exact + 4.0 * HALF_ULP);
+        let pad = norm * row_norm * (sketch + exact + 4.0 * HALF_ULP) + 1e-30;
         Self { h: up(h), pad }
     }
 
@@ -202,7 +229,7 @@ mod tests {
             h.iter_mut().for_each(|h| *h = 40.0 * random.float());
             let along = [None, Some(0.05), Some(-0.05), Some(1e-6)][case % 4];
             let (row, sketch, error) = pair(&mut random, &h, along);
-            let bound = Bound::proof(norm(&h), COLS as u32, norm(&sketch), true);
+            let bound = Bound::proof(norm(&h), COLS as u32, norm(&sketch), Products::Floats);
             let estimate = dot(&sketch, &h, 1 + case % 16);
             let exact = dot(&row, &h, 1 + case / 16 % 16);
             assert!(
@@ -218,7 +245,7 @@ mod tests {
                 };
                 assert!(error * less.h + estimate < less.threshold(exact));
             }
-            let likely = Bound::likely(norm(&h), COLS as u32, norm(&sketch), true);
+            let likely = Bound::likely(norm(&h), COLS as u32, norm(&sketch), Products::Floats);
             assert!(likely.h < bound.h * 0.34 && likely.h > bound.h * 0.33);
             if along.is_none() {
                 assert!(
@@ -227,14 +254,14 @@ mod tests {
                 );
             }
         }
-        let narrow = Bound::likely(1.0, 32, 1.0, true);
-        assert_eq!(narrow, Bound::proof(1.0, 32, 1.0, true));
+        let narrow = Bound::likely(1.0, 32, 1.0, Products::Floats);
+        assert_eq!(narrow, Bound::proof(1.0, 32, 1.0, Products::Floats));
     }
 
     /// Equal rows with an exact sketch: a tie at the threshold is not lost.
     #[test]
     fn ties_reach_the_threshold() {
-        let bound = Bound::proof(10.0, 64, 5.0, false);
+        let bound = Bound::proof(10.0, 64, 5.0, Products::CodesAndMinimums);
         for tau in [0.0f32, 1.0, -3.25, 1e-20, 812.5] {
             assert!(0.0 * bound.h + tau >= bound.threshold(tau));
             assert!(bound.threshold(tau) < tau);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leanstream_core::pack::PackedHead;
 use leanstream_core::plan::{Head, Op};
 use leanstream_core::quant::QuantType;
-use leanstream_core::sparse::head::{self, Bound};
+use leanstream_core::sparse::head::{self, Bound, Products};
 
 use super::pass::{Order, Shared, own, see};
 use super::units::DOTS;
@@ -203,12 +203,19 @@ impl HeadRoom {
             Head::Fast => Bound::likely,
             Head::Full | Head::Exact => Bound::proof,
         };
-        bound(
-            norm,
-            act.cols as u32,
-            row.sqrt() * (1.0 + 1e-10),
-            self.floats,
-        )
+        let products = products(self.parts.place.row.0, self.floats);
+        let row_norm = row.sqrt() * (1.0 + 1e-10);
+        bound(norm, act.cols as u32, row_norm, products)
+    }
+}
+
+/// How the kernels multiply rows of `ty`.
+fn products(ty: QuantType, floats: bool) -> Products {
+    use QuantType as Q;
+    match ty {
+        _ if floats => Products::Floats,
+        Q::Q4_1 | Q::Q5_1 | Q::Q2_K | Q::Q4_K | Q::Q5_K => Products::CodesAndMinimums,
+        _ => Products::Codes,
     }
 }
 
