@@ -30,7 +30,7 @@ const SOFTCAP_OFF: f64 = 4e-6;
 pub struct Wanted {
     /// The `top` most likely tokens are told apart; the others may be minus infinity.
     pub top: u32,
-    /// Tokens whose logits are changed before that, at most.
+    /// Tokens whose logits are changed before that, at most, each as often as it is named.
     pub changed_max: u32,
 }
 
@@ -116,7 +116,7 @@ impl HeadRoom {
             measured: AtomicBool::new(false),
             state: Mutex::new(State {
                 penalty: 1.0,
-                changed: Vec::with_capacity(wanted.changed_max.min(vocab) as usize),
+                changed: Vec::with_capacity(wanted.changed_max as usize),
                 first: Vec::with_capacity(first),
                 next: 0,
                 rest: None,
@@ -134,7 +134,7 @@ impl HeadRoom {
     /// Bytes of [`HeadRoom::new`] beside the errors.
     pub fn bytes(wanted: Wanted, vocab: u32, round: u64) -> u64 {
         let first = u64::from(first_max(wanted, vocab));
-        let changed = u64::from(wanted.changed_max.min(vocab));
+        let changed = u64::from(wanted.changed_max);
         changed * 4 + first * 8 + u64::from(vocab.div_ceil(64)) * 8 + round * 4
     }
 
