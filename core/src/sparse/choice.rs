@@ -1,5 +1,11 @@
 //! What a layer chose, and how it is cut into groups.
 
+use super::retain::{Cause, Retain};
+use super::store::Store;
+use super::tables::{Bank, Group, Item, Place};
+use crate::stream::policy::Worth;
+use crate::units::SlotId;
+
 /// Groups by importance that a layer is cut into.
 pub const STAGES: u32 = 8;
 
@@ -54,4 +60,167 @@ pub struct Choice<'c> {
     pub grouping: Grouping,
     /// Which to use.
     pub select: Select,
+}
+
+impl<R: Retain> Store<'_, R> {
+    /// A layer has chosen. Its groups follow by [`poll_group`](Self::poll_group).
+    ///
+    /// # Panics
+    /// While another layer runs.
+    pub fn choose(&mut self, choice: Choice<'_>) {
+        assert!(self.bank.is_none(), "one layer at a time");
+        let Bank {
+            first, unit_bytes, ..
+        } = self.banks[choice.bank as usize];
+        self.bank = Some(choice.bank);
+        self.grouping = choice.grouping;
+        if self.ahead_bank == choice.bank {
+            self.forget_ahead();
+        }
+        self.counters.chosen += choice.chosen.len() as u64;
+        self.sort(&choice);
+        self.select(first, choice.select);
+        let size = match choice.grouping {
+            Grouping::Importance => self.count.div_ceil(STAGES).clamp(1, GROUP_MAX),
+            Grouping::Sequence => Grouping::RUN,
+        };
+        self.group_size = size;
+        self.group_count = self.count.div_ceil(size);
+        self.ended = 0;
+        self.cursor = 0;
+        for group in 0..self.group_count {
+            self.groups[group as usize] = Group {
+                first: group * size,
+                end: ((group + 1) * size).min(self.count),
+                ..Group::default()
+            };
+        }
+        // So many may hold their slots that one group's missing units find room beside them and beside
+        // what is on its way.
+        let mut pins = (self.queue.len() as u32).saturating_sub(size + self.coming);
+        for item in 0..self.count {
+            let unit = first + self.items[item as usize].index;
+            let group = item / size;
+            if self.homes[unit as usize].place == Place::Resident {
+                let slot = SlotId(self.homes[unit as usize].slot);
+                self.unlist(slot);
+                if pins == 0 {
+                    self.evict(unit, unit_bytes);
+                    self.list(slot, Worth::EMPTY);
+                } else {
+                    pins -= 1;
+                }
+            }
+            let home = &mut self.homes[unit as usize];
+            home.wanted = true;
+            home.group = group as u16;
+            home.attempts = 0;
+            home.hit = home.place == Place::Resident;
+            if home.hit {
+                self.counters.hits += 1;
+            } else {
+                self.groups[group as usize].missing += 1;
+                self.counters.bytes_missed += u64::from(unit_bytes);
+                self.counters.late += u64::from(home.place == Place::Filling);
+            }
+        }
+        self.pass_by(choice.bank, choice.scores);
+    }
+
+    /// Puts the choice into `items`, most important first where groups go by it.
+    fn sort(&mut self, choice: &Choice<'_>) {
+        let Choice { chosen, bank, .. } = *choice;
+        let units = self.banks[bank as usize].count;
+        assert!(chosen.len() <= self.items.len(), "room for the choice");
+        self.count = chosen.len() as u32;
+        let mut before = None;
+        for chosen in chosen {
+            assert!(
+                before < Some(chosen.index) && chosen.index < units,
+                "units are chosen in order, each once"
+            );
+            before = Some(chosen.index);
+        }
+        let item = |chosen: &Chosen| Item {
+            index: chosen.index,
+            slot: SlotId::NONE,
+            importance: chosen.importance,
+            share: chosen.share,
+        };
+        if choice.grouping == Grouping::Sequence {
+            for (place, chosen) in self.items.iter_mut().zip(chosen) {
+                *place = item(chosen);
+            }
+            return;
+        }
+        // A counting sort by eighths of an octave below the largest: exact enough for an order, the
+        // same on every machine, and linear. The bits of floats that aren't negative are in order.
+        let key = |importance: f32| importance.max(0.0).to_bits() >> 20;
+        let most = chosen.iter().map(|c| key(c.importance)).max().unwrap_or(0);
+        let place = |importance: f32| (most - key(importance)).min(255) as usize;
+        let mut starts = [0u32; 257];
+        for chosen in chosen {
+            starts[place(chosen.importance) + 1] += 1;
+        }
+        for bucket in 0..256 {
+            starts[bucket + 1] += starts[bucket];
+        }
+        for chosen in chosen {
+            let start = &mut starts[place(chosen.importance)];
+            self.items[*start as usize] = item(chosen);
+            *start += 1;
+        }
+    }
+
+    /// Leaves out what isn't to be used.
+    fn select(&mut self, first: u32, select: Select) {
+        let Select::Top(share) = select else { return };
+        let top = (self.count as f32 * share.clamp(0.0, 1.0)) as u32;
+        let mut kept = 0;
+        for item in 0..self.count {
+            let entry = self.items[item as usize];
+            let home = &self.homes[(first + entry.index) as usize];
+            if item < top || home.place != Place::Absent {
+                self.sorted[kept as usize] = entry;
+                kept += 1;
+            }
+        }
+        self.counters.skipped += u64::from(self.count - kept);
+        self.items[..kept as usize].copy_from_slice(&self.sorted[..kept as usize]);
+        self.count = kept;
+    }
+
+    /// Ranks the units of a bank that its layer did not choose.
+    fn pass_by(&mut self, bank: u32, scores: Option<&[f32]>) {
+        let all_fit = self.queue.len() >= self.homes.len();
+        let rerank = self.policy.reranks() && !all_fit;
+        let Bank {
+            first,
+            count,
+            unit_bytes,
+            ..
+        } = self.banks[bank as usize];
+        if first as usize >= self.stats.len() {
+            // Neither foreseen nor ranked by anything but their use.
+            return;
+        }
+        for index in 0..count {
+            let unit = first + index;
+            let home = self.homes[unit as usize];
+            if home.place != Place::Resident || home.wanted || !(rerank || home.foreseen) {
+                continue;
+            }
+            if home.foreseen {
+                self.homes[unit as usize].foreseen = false;
+                self.counters.bytes_redundant += u64::from(unit_bytes);
+            }
+            let score = scores.map_or(f32::NAN, |scores| scores[index as usize]);
+            let worth = self.worth(unit, score, Cause::Passed);
+            let slot = SlotId(home.slot);
+            if self.queue.worth(slot) != Some(worth) {
+                self.unlist(slot);
+                self.list(slot, worth);
+            }
+        }
+    }
 }

@@ -17,6 +17,8 @@ pub struct Counters {
     pub reads: u64,
     /// Bytes of reads that succeeded, widening and gaps included.
     pub bytes_read: u64,
+    /// Bytes of the units that reads brought, without widening and gaps.
+    pub bytes_units: u64,
     /// Units read on speculation.
     pub foreseen: u64,
     /// Of these, used by the layer that they were read for.
@@ -31,7 +33,7 @@ pub struct Counters {
 
 impl Counters {
     /// The same as numbers in the order of the fields.
-    fn fields(&mut self) -> [&mut u64; 12] {
+    fn fields(&mut self) -> [&mut u64; 13] {
         [
             &mut self.chosen,
             &mut self.skipped,
@@ -40,6 +42,7 @@ impl Counters {
             &mut self.bytes_missed,
             &mut self.reads,
             &mut self.bytes_read,
+            &mut self.bytes_units,
             &mut self.foreseen,
             &mut self.foreseen_used,
             &mut self.bytes_redundant,

@@ -11,7 +11,7 @@
 //!   is left to start, each only into a slot of lower worth; a later stage replaces what was not
 //!   started yet.
 
-use super::choice::{Choice, Chosen, GROUP_MAX, Grouping, STAGES, Select};
+use super::choice::{GROUP_MAX, Grouping, STAGES};
 use super::counters::Counters;
 use super::fetch::Reach;
 use super::retain::{Cause, Retain, Seen};
@@ -85,11 +85,11 @@ pub struct Fault {
 pub struct Store<'m, R> {
     pub(super) banks: &'m [Bank],
     pub(super) homes: &'m mut [Home],
-    stats: &'m mut [Stat],
+    pub(super) stats: &'m mut [Stat],
     pub(super) queue: Queue<'m>,
     pub(super) items: &'m mut [Item],
-    sorted: &'m mut [Item],
-    groups: &'m mut [Group],
+    pub(super) sorted: &'m mut [Item],
+    pub(super) groups: &'m mut [Group],
     pub(super) reads: &'m mut [Read],
     pub(super) foreseen: &'m mut [Foreseen],
     pub(super) policy: R,
@@ -97,8 +97,8 @@ pub struct Store<'m, R> {
     pub(super) counters: Counters,
     decay: [f32; AGES],
     /// The token that runs, from 1.
-    clock: u32,
-    tokens: u32,
+    pub(super) clock: u32,
+    pub(super) tokens: u32,
     protected: u32,
     /// Slots that are in a list.
     pub(super) listed: u32,
@@ -108,11 +108,11 @@ pub struct Store<'m, R> {
 
     /// The running layer's bank, its items and groups.
     pub(super) bank: Option<u32>,
-    grouping: Grouping,
+    pub(super) grouping: Grouping,
     pub(super) count: u32,
-    group_count: u32,
+    pub(super) group_count: u32,
     pub(super) group_size: u32,
-    ended: u32,
+    pub(super) ended: u32,
     /// Items before it are resident or on their way.
     pub(super) cursor: u32,
 
@@ -244,167 +244,6 @@ impl<'m, R: Retain> Store<'m, R> {
         self.tokens = tokens;
     }
 
-    /// A layer has chosen. Its groups follow by [`poll_group`](Self::poll_group).
-    ///
-    /// # Panics
-    /// While another layer runs.
-    pub fn choose(&mut self, choice: Choice<'_>) {
-        assert!(self.bank.is_none(), "one layer at a time");
-        let Bank {
-            first, unit_bytes, ..
-        } = self.banks[choice.bank as usize];
-        self.bank = Some(choice.bank);
-        self.grouping = choice.grouping;
-        if self.ahead_bank == choice.bank {
-            self.forget_ahead();
-        }
-        self.counters.chosen += choice.chosen.len() as u64;
-        self.sort(&choice);
-        self.select(first, choice.select);
-        let size = match choice.grouping {
-            Grouping::Importance => self.count.div_ceil(STAGES).clamp(1, GROUP_MAX),
-            Grouping::Sequence => Grouping::RUN,
-        };
-        self.group_size = size;
-        self.group_count = self.count.div_ceil(size);
-        self.ended = 0;
-        self.cursor = 0;
-        for group in 0..self.group_count {
-            self.groups[group as usize] = Group {
-                first: group * size,
-                end: ((group + 1) * size).min(self.count),
-                ..Group::default()
-            };
-        }
-        // So many may hold their slots that one group's missing units find room beside them and beside
-        // what is on its way.
-        let mut pins = (self.queue.len() as u32).saturating_sub(size + self.coming);
-        for item in 0..self.count {
-            let unit = first + self.items[item as usize].index;
-            let group = item / size;
-            if self.homes[unit as usize].place == Place::Resident {
-                let slot = SlotId(self.homes[unit as usize].slot);
-                self.unlist(slot);
-                if pins == 0 {
-                    self.evict(unit, unit_bytes);
-                    self.list(slot, Worth::EMPTY);
-                } else {
-                    pins -= 1;
-                }
-            }
-            let home = &mut self.homes[unit as usize];
-            home.wanted = true;
-            home.group = group as u16;
-            home.attempts = 0;
-            home.hit = home.place == Place::Resident;
-            if home.hit {
-                self.counters.hits += 1;
-            } else {
-                self.groups[group as usize].missing += 1;
-                self.counters.bytes_missed += u64::from(unit_bytes);
-                self.counters.late += u64::from(home.place == Place::Filling);
-            }
-        }
-        self.pass_by(choice.bank, choice.scores);
-    }
-
-    /// Puts the choice into `items`, most important first where groups go by it.
-    fn sort(&mut self, choice: &Choice<'_>) {
-        let Choice { chosen, bank, .. } = *choice;
-        let units = self.banks[bank as usize].count;
-        assert!(chosen.len() <= self.items.len(), "room for the choice");
-        self.count = chosen.len() as u32;
-        let mut before = None;
-        for chosen in chosen {
-            assert!(
-                before < Some(chosen.index) && chosen.index < units,
-                "units are chosen in order, each once"
-            );
-            before = Some(chosen.index);
-        }
-        let item = |chosen: &Chosen| Item {
-            index: chosen.index,
-            slot: SlotId::NONE,
-            importance: chosen.importance,
-            share: chosen.share,
-        };
-        if choice.grouping == Grouping::Sequence {
-            for (place, chosen) in self.items.iter_mut().zip(chosen) {
-                *place = item(chosen);
-            }
-            return;
-        }
-        // A counting sort by eighths of an octave below the largest: exact enough for an order, the
-        // same on every machine, and linear. The bits of floats that aren't negative are in order.
-        let key = |importance: f32| importance.max(0.0).to_bits() >> 20;
-        let most = chosen.iter().map(|c| key(c.importance)).max().unwrap_or(0);
-        let place = |importance: f32| (most - key(importance)).min(255) as usize;
-        let mut starts = [0u32; 257];
-        for chosen in chosen {
-            starts[place(chosen.importance) + 1] += 1;
-        }
-        for bucket in 0..256 {
-            starts[bucket + 1] += starts[bucket];
-        }
-        for chosen in chosen {
-            let start = &mut starts[place(chosen.importance)];
-            self.items[*start as usize] = item(chosen);
-            *start += 1;
-        }
-    }
-
-    /// Leaves out what isn't to be used.
-    fn select(&mut self, first: u32, select: Select) {
-        let Select::Top(share) = select else { return };
-        let top = (self.count as f32 * share.clamp(0.0, 1.0)) as u32;
-        let mut kept = 0;
-        for item in 0..self.count {
-            let entry = self.items[item as usize];
-            let home = &self.homes[(first + entry.index) as usize];
-            if item < top || home.place != Place::Absent {
-                self.sorted[kept as usize] = entry;
-                kept += 1;
-            }
-        }
-        self.counters.skipped += u64::from(self.count - kept);
-        self.items[..kept as usize].copy_from_slice(&self.sorted[..kept as usize]);
-        self.count = kept;
-    }
-
-    /// Ranks the units of a bank that its layer did not choose.
-    fn pass_by(&mut self, bank: u32, scores: Option<&[f32]>) {
-        let all_fit = self.queue.len() >= self.homes.len();
-        let rerank = self.policy.reranks() && !all_fit;
-        let Bank {
-            first,
-            count,
-            unit_bytes,
-            ..
-        } = self.banks[bank as usize];
-        if first as usize >= self.stats.len() {
-            // Neither foreseen nor ranked by anything but their use.
-            return;
-        }
-        for index in 0..count {
-            let unit = first + index;
-            let home = self.homes[unit as usize];
-            if home.place != Place::Resident || home.wanted || !(rerank || home.foreseen) {
-                continue;
-            }
-            if home.foreseen {
-                self.homes[unit as usize].foreseen = false;
-                self.counters.bytes_redundant += u64::from(unit_bytes);
-            }
-            let score = scores.map_or(f32::NAN, |scores| scores[index as usize]);
-            let worth = self.worth(unit, score, Cause::Passed);
-            let slot = SlotId(home.slot);
-            if self.queue.worth(slot) != Some(worth) {
-                self.unlist(slot);
-                self.list(slot, worth);
-            }
-        }
-    }
-
     /// What the policy says of `unit`.
     pub(super) fn worth(&mut self, unit: u32, score: f32, cause: Cause) -> Worth {
         let Some(stat) = self.stats.get(unit as usize) else {
@@ -446,7 +285,7 @@ impl<'m, R: Retain> Store<'m, R> {
         }
     }
 
-    fn forget_ahead(&mut self) {
+    pub(super) fn forget_ahead(&mut self) {
         if self.ahead_count > 0 {
             let first = self.banks[self.ahead_bank as usize].first;
             for unit in &self.foreseen[..self.ahead_count as usize] {
@@ -513,6 +352,7 @@ impl<'m, R: Retain> Store<'m, R> {
                 slot,
             };
             if filled && deliver(delivery) {
+                self.counters.bytes_units += u64::from(unit_bytes);
                 self.arrived(unit, home);
             } else {
                 self.counters.corrupt += u64::from(filled);

@@ -51,8 +51,7 @@ impl Stats {
     /// Of the bytes of units that were read, the share that was read on speculation and then not
     /// used.
     pub fn redundant_ratio(&self) -> f64 {
-        let redundant = self.units.bytes_redundant;
-        ratio(redundant, self.units.bytes_missed + redundant)
+        ratio(self.units.bytes_redundant, self.units.bytes_units)
     }
 
     /// Of the units that were used without being in memory, the share that was on its way.

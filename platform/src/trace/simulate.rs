@@ -66,23 +66,9 @@ pub struct Outcome {
 
 impl Outcome {
     fn since(self, before: &Outcome) -> Outcome {
-        let (now, then) = (self.counters, before.counters);
         Outcome {
             tokens: self.tokens - before.tokens,
-            counters: Counters {
-                chosen: now.chosen - then.chosen,
-                skipped: now.skipped - then.skipped,
-                hits: now.hits - then.hits,
-                late: now.late - then.late,
-                bytes_missed: now.bytes_missed - then.bytes_missed,
-                reads: now.reads - then.reads,
-                bytes_read: now.bytes_read - then.bytes_read,
-                foreseen: now.foreseen - then.foreseen,
-                foreseen_used: now.foreseen_used - then.foreseen_used,
-                bytes_redundant: now.bytes_redundant - then.bytes_redundant,
-                failed: now.failed - then.failed,
-                corrupt: now.corrupt - then.corrupt,
-            },
+            counters: self.counters.since(&before.counters),
             time_ns: self.time_ns - before.time_ns,
             stall_ns: self.stall_ns - before.stall_ns,
             busy_ns: self.busy_ns - before.busy_ns,

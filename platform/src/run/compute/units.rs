@@ -45,8 +45,13 @@ pub(super) struct Ahead {
     looks: usize,
 }
 
-/// Groups that have to be computed for each look: what is seen gets sharper with them.
-const LOOKS: [u32; 4] = [0, 1, 2, 4];
+/// Groups that have to be computed for each look: what is seen gets sharper with them. A look before
+/// the first would name one unit in eight in vain (`leanstream replay` shows it), and each costs what
+/// the next layer's attention and gate do.
+const LOOKS: &[u32] = &[1, 4];
+
+/// The looks of a recorded run, so that its trace tells what each is worth.
+const LOOKS_RECORDED: &[u32] = &[0, 1, 2, 4];
 
 /// A recorder, with what it is shown.
 pub(super) struct Tracing {
@@ -177,9 +182,16 @@ impl Cpu {
         }
     }
 
+    fn looks(&self) -> &'static [u32] {
+        match self.tracing {
+            Some(_) => LOOKS_RECORDED,
+            None => LOOKS,
+        }
+    }
+
     /// Whether the groups that are computed allow another look.
     fn look_due(&self) -> bool {
-        let groups = LOOKS.get(self.ahead.looks);
+        let groups = self.looks().get(self.ahead.looks);
         self.ahead.may
             && groups.is_some_and(|groups| self.units.computed >= *groups)
             && self.bank() + 1 < self.shared().hyper.layers
@@ -188,7 +200,7 @@ impl Cpu {
     /// Begins a look at the next layer.
     fn look(&mut self) {
         let computed = self.units.computed;
-        let passed = LOOKS[self.ahead.looks..]
+        let passed = self.looks()[self.ahead.looks..]
             .iter()
             .take_while(|groups| **groups <= computed);
         self.ahead.looks += passed.count();
