@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
+use common::Scratch;
 use common::cli::{Ran, finish, program, with};
 use common::models::model;
 use leanstream::fetch::{GEMMA3, Published, SMOLLM2};
@@ -74,6 +75,35 @@ fn long_prompts_and_scoring_stay_within_too() {
         let ran = finish(command.spawn().expect("the program starts"));
         let peak = ran.json()["peak_rss_bytes"].as_u64().expect("a number");
         assert!(peak <= mib << 20 && ran.max_rss <= mib << 20, "{peak}");
+    }
+}
+
+/// A packed model in every mode: exact and sparse, each policy, each head, and scoring.
+#[test]
+fn packed_models_stay_within_and_allocate_nothing() {
+    let test = "packed_models_stay_within_and_allocate_nothing";
+    let Some(path) = model(test, &SMOLLM2) else {
+        return;
+    };
+    let scratch = Scratch::new("packed-memory");
+    let pack = scratch.join("smollm2.lean");
+    let mut command = program(["pack", "--json"]);
+    command.arg(&path).arg(&pack);
+    let packed = finish(command.spawn().expect("the program starts"));
+    assert_eq!(packed.code, 0, "{}", packed.stderr);
+    for (mib, args) in [
+        (40, "--mode exact"),
+        (64, "--mode exact --policy lru-window"),
+        (64, "--keep 0.3"),
+        (64, "--keep 0.5 --policy oneshot --io pread"),
+        (96, "--keep 0.5 --head exact"),
+        (110, "--head fast --policy static"),
+    ] {
+        let ran = with("run", &pack, &format!("{RUN} --budget {mib}M {args}"));
+        assert_eq!(ran.code, 0, "{args}: {}", ran.stderr);
+        check(&ran, mib << 20, args);
+        let summary = ran.json();
+        assert!(summary["miss_ratio"].as_f64().is_some(), "{args}");
     }
 }
 
