@@ -97,6 +97,12 @@ impl Retain for Refine {
     fn speculates(&self) -> bool {
         true
     }
+
+    /// Of units that every token needs, the one just used is needed last: keeping the others saves as
+    /// many reads as there are slots, where the oldest first would save none.
+    fn newest_first(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]
