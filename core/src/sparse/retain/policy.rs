@@ -145,7 +145,10 @@ mod tests {
             assert_eq!(Name::from_name(name.as_str()), Some(name));
             let policy = Policy::new(name, 100, [0.5f32; 4].into_iter());
             assert_eq!(policy.name(), name);
-            assert_eq!(policy.newest_first(), name == Name::Belady);
+            assert_eq!(
+                policy.newest_first(),
+                matches!(name, Name::Refine | Name::Lfu | Name::Belady)
+            );
             assert_eq!(policy.segment().is_some(), name == Name::Oneshot);
             assert_eq!(
                 policy.speculates(),
