@@ -364,7 +364,8 @@ impl<'m> Session<'m> {
                     align,
                     window_max: plan.slot_bytes,
                     gap_max: options.gap,
-                    ahead_max: u32::from(unit_reads / 2).max(1),
+                    // Bound late: so few that a better estimate finds most of them not started.
+                    ahead_max: u32::from(unit_reads / 8).max(1),
                 };
                 let policy = Policy::new(options.policy, first_slots, tables.priors());
                 Store::new(tables.lend(), policy, reach)

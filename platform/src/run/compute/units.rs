@@ -45,10 +45,9 @@ pub(super) struct Ahead {
     looks: usize,
 }
 
-/// Groups that have to be computed for each look: what is seen gets sharper with them. A look before
-/// the first would name one unit in eight in vain (`leanstream replay` shows it), and each costs what
-/// the next layer's attention and gate do.
-const LOOKS: &[u32] = &[1, 4];
+/// Groups that have to be computed for each look: what is seen gets sharper with them. The first look
+/// keeps the storage busy from the start; what it got wrong is dropped by the next.
+const LOOKS: &[u32] = &[0, 1, 4];
 
 /// The looks of a recorded run, so that its trace tells what each is worth.
 const LOOKS_RECORDED: &[u32] = &[0, 1, 2, 4];
