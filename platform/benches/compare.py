@@ -6,7 +6,8 @@ usage: compare.py resident LEANSTREAM LLAMA_BENCH MODEL...
 
 resident: prompts of 128 and 512 tokens and generation of 64, two threads, everything in memory.
 streaming (root): both in a memory cgroup of the limit, page cache dropped before each; llama.cpp memory-mapped without
-repacking (with it, it is killed), the disk's read-ahead set as given and put back.
+repacking (with it, it is killed), the disk's read-ahead set as given and put back. With PACK set to a packed model
+leanstream runs that instead, with the options in PACK_ARGS.
 """
 import glob, json, os, statistics, subprocess, sys
 
@@ -54,6 +55,7 @@ def streaming(ours, theirs, model, limits, ahead='128,8192'):
     queue = next(q for q in (queue + '/queue', os.path.dirname(queue) + '/queue') if os.path.isdir(q))
     before = open(f'{queue}/read_ahead_kb').read()
     tokens = os.environ.get('TOKENS', '6')
+    mine_model, mine_args = os.environ.get('PACK', model), os.environ.get('PACK_ARGS', '').split()
     print('| cgroup, read-ahead | leanstream t/s | llama.cpp t/s | ratio | leanstream peak MiB, MB/token |\n|---|---:|---:|---:|---|')
     try:
         for limit in limits.split(','):
@@ -65,7 +67,7 @@ def streaming(ours, theirs, model, limits, ahead='128,8192'):
                         subprocess.run('sync; echo 3 > /proc/sys/vm/drop_caches', shell=True)
                         group = [f'{HERE}/in_cgroup.sh', limit]
                         if mine:
-                            command = [ours, 'bench', '-m', model, '--budget', f'{limit}M', '-t', '2', '-p', '0', '-n', tokens, '-r', '1', '-o', 'jsonl']
+                            command = [ours, 'bench', '-m', mine_model, '--budget', f'{limit}M', '-t', '2', '-p', '0', '-n', tokens, '-r', '1', '-o', 'jsonl', *mine_args]
                         else:
                             command = [theirs, '-m', model, '-t', '2', '-p', '0', '-n', tokens, '-r', '1', '-o', 'jsonl', '-lm', 'mmap', '--repack', '0', '--no-warmup']
                         for o in lines(group + command):

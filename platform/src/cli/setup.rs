@@ -79,7 +79,7 @@ macro_rules! runs_a_model {
             #[argh(option)]
             mode: Option<String>,
             /// share of a layer's active neurons, the most important ones, that are read when they are
-            /// not in memory: 0 to 1 (default: 0.5); implies --mode sparse
+            /// not in memory: 0 to 1 (default: 0.7); implies --mode sparse
             #[argh(option)]
             keep: Option<f32>,
             /// what of a packed model stays in memory: refine, lru-window, oneshot, static or lfu
@@ -468,7 +468,7 @@ impl Machine<'_> {
 const GAP: u32 = 12 << 10;
 
 /// Of a layer's active neurons the share that sparse runs read when they are missing.
-const KEEP_DEFAULT: f32 = 0.5;
+const KEEP_DEFAULT: f32 = 0.7;
 
 /// What the machine has, less a margin for others and for what the kernel keeps for us; enough for
 /// any model that we were asked for where the machine doesn't say.
