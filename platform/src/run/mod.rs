@@ -17,6 +17,7 @@ pub mod rope;
 pub mod score;
 pub mod seats;
 pub mod session;
+pub mod setup;
 pub mod sparse;
 pub mod stats;
 pub mod units;

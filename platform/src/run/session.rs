@@ -7,207 +7,38 @@ use std::time::{Duration, Instant};
 
 use leanstream_core::plan::pieces;
 use leanstream_core::sparse::retain::{Name, Policy};
-use leanstream_core::sparse::{Beside, Reach, Select, Store};
+use leanstream_core::sparse::{Beside, Reach, Store};
 use leanstream_core::stream::policy::cyclic::Cyclic;
-use leanstream_core::stream::tables::{Mark, Read, Slot, Step, Tables};
+use leanstream_core::stream::tables::Tables;
 use leanstream_core::stream::{Engine, Event, Fault, drive};
-use leanstream_core::units::{Extent, FileId, Piece, PieceId, SlotId};
+use leanstream_core::units::PieceId;
 
 use super::attend::Attention;
 use super::buffers::Buffers;
 use super::cells::Cells;
 use super::compute::Cpu;
 use super::head::HeadRoom;
-use super::memory::{self, MemoryPlan, Request};
+use super::memory;
 use super::meter::Metered;
 use super::model::{Info, Weights};
 use super::pass::{Batch, HeadMode, SCORE_ROWS, Shared, ThreadScratch, own};
 use super::probe::Probe;
 use super::score::Score;
 use super::seats::Seats;
-use super::sparse::UnitTables;
 use super::units::UnitRoom;
 use crate::arena::Arena;
+use crate::cpu::Scratch;
 use crate::cpu::units::UnitKernels;
 use crate::cpu::vector::Vector;
-use crate::cpu::{Kernels, Scratch};
 use crate::error::Error;
-use crate::io::{self, Backend, Direct, Source};
+use crate::io::{self, Backend};
 use crate::pool::Pool;
 use crate::trace::Recorder;
 
 pub use super::head::Wanted;
 pub use super::kv::KvType;
+pub use super::setup::{Memory, Options};
 pub use super::stats::Stats;
-
-/// How a model is to run.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Bytes the process may hold.
-    pub budget: u64,
-    /// Positions of the KV cache: prompt and generated tokens together.
-    pub context: u32,
-    /// Tokens of the longest prompt; a larger batch would be wasted.
-    pub prompt: u32,
-    /// Largest prompt batch; `None` lets the budget decide.
-    pub batch: Option<u32>,
-    /// Whether [`Session::score`] will be called.
-    pub score: bool,
-    /// Whether it takes tokens in one at a time: what a sparse mode costs shows only then, for
-    /// batches use every unit.
-    pub one_by_one: bool,
-    /// Compute threads, at least 1.
-    pub threads: u32,
-    /// Type of the KV cache.
-    pub kv_type: KvType,
-    /// f32 activations instead of int8.
-    pub exact: bool,
-    /// Matrix kernels.
-    pub kernels: Kernels,
-    /// Whether to read past the page cache.
-    pub direct: Direct,
-    /// Reads in flight, or as many as the device needs.
-    pub queue_depth: Option<u16>,
-    /// Of which logits use is made, where a sketched head can leave out the others.
-    pub wanted: Wanted,
-    /// Which chosen units of a packed model are used.
-    pub select: Select,
-    /// Which of its units stay in memory.
-    pub policy: Name,
-    /// Unwanted bytes between two units that are read rather than left out.
-    pub gap: u32,
-    /// How to read; its depth is taken from the plan.
-    pub io: io::Options,
-    /// The signal that asks to stop, 0 while there is none.
-    pub stop: &'static AtomicI32,
-}
-
-/// The tables that the engine works in, and the plan they were made for.
-pub struct Memory {
-    /// Who holds what.
-    pub plan: MemoryPlan,
-    /// What it was planned from.
-    pub request: Request,
-    source: Arc<Source>,
-    pieces: Vec<Piece>,
-    steps: Vec<Step>,
-    homes: Vec<SlotId>,
-    marks: Vec<Mark>,
-    slots: Vec<Slot>,
-    reads: Vec<Read>,
-    gather: Vec<PieceId>,
-    units: Option<UnitTables>,
-}
-
-impl Memory {
-    /// Plans the memory of a run and cuts the model's matrices into pieces; the arena, the cache and
-    /// the activations are not allocated yet.
-    ///
-    /// # Errors
-    /// A budget that is too small, or a file that can't be opened for reading.
-    pub fn new(
-        info: &Info,
-        weights: &mut Weights,
-        options: &Options,
-        held: u64,
-    ) -> Result<Self, Error> {
-        let source = Source::open(&info.paths, options.direct).map_err(|error| {
-            Error::io(
-                &info.paths[0],
-                "open it for reading",
-                std::io::Error::other(error),
-            )
-        })?;
-        let align = source.align();
-        let request = Request {
-            budget: options.budget,
-            held,
-            context: options.context,
-            prompt: options.prompt,
-            batch: options.batch,
-            score: options.score,
-            threads: options.threads,
-            kv_type: options.kv_type,
-            wanted: options.wanted,
-            align,
-            queue_depth: options.queue_depth,
-        };
-        let plan = memory::plan(info, weights, &request)?;
-        let mut pieces = Vec::with_capacity((plan.planned + plan.loose + plan.batch) as usize);
-        let steps = cut(weights, info.hyper.tied, &plan, align, &mut pieces);
-        let blank = Piece {
-            extent: Extent {
-                file: FileId(0),
-                offset: 0,
-                len: 0,
-            },
-            skew: 0,
-            bytes: 0,
-        };
-        pieces.resize(pieces.len() + plan.batch as usize, blank);
-        Ok(Self {
-            source: Arc::new(source),
-            homes: vec![SlotId::NONE; pieces.len()],
-            marks: vec![Mark::default(); pieces.len()],
-            slots: vec![Slot::default(); plan.slots as usize],
-            reads: vec![Read::default(); usize::from(plan.reads_max)],
-            gather: vec![PieceId(0); plan.batch as usize],
-            units: weights
-                .packed
-                .as_mut()
-                .zip(plan.units)
-                .map(|(packed, plan)| UnitTables::new(packed, &plan)),
-            pieces,
-            steps,
-            plan,
-            request,
-        })
-    }
-}
-
-/// Cuts every matrix and appends its pieces, the steps' first, then those of no step.
-fn cut(
-    weights: &mut Weights,
-    tied: bool,
-    plan: &MemoryPlan,
-    align: u32,
-    pieces: &mut Vec<Piece>,
-) -> Vec<Step> {
-    let mut append = |weights: &mut Weights, index: usize| {
-        let matrix = &mut weights.matrices[index];
-        matrix.first = PieceId(pieces.len() as u32);
-        matrix.rows_per_piece = pieces::rows_per_piece(matrix, plan.slot_bytes, align)
-            .expect("the slot was chosen for it");
-        let count = matrix.piece_count();
-        pieces.extend((0..count).map(|index| pieces::piece(matrix, index, align)));
-        count
-    };
-    let mut steps = Vec::with_capacity(weights.steps.len());
-    let mut next = 0;
-    for step in 0..weights.steps.len() {
-        let linears = weights.steps[step].linears;
-        let count = linears
-            .iter()
-            .flatten()
-            .map(|l| append(weights, l.matrix.0 as usize))
-            .sum();
-        steps.push(Step {
-            first: PieceId(next),
-            count,
-        });
-        next += count;
-    }
-    assert_eq!(next, plan.planned, "the plan counted the pieces");
-    if !tied {
-        let embedding = weights.embedding.0 as usize;
-        assert_eq!(
-            append(weights, embedding),
-            plan.loose,
-            "the plan counted the pieces"
-        );
-    }
-    steps
-}
 
 /// A model with its memory, its storage and its threads.
 pub struct Session<'m> {
