@@ -10,6 +10,7 @@ pub mod kv;
 pub mod memory;
 pub mod meter;
 pub mod model;
+pub mod order;
 pub mod packed;
 pub mod pass;
 pub mod probe;
