@@ -198,10 +198,12 @@ mod tests {
         });
         let (after, block) = grown.expect("memory that is held is measured");
         assert!(after.peak >= 32 << 20);
-        // The other count may have more, from before, but not less.
+        // The other count may have more, from before, but not less; but the kernel counts by processor,
+        // and what other threads free meanwhile is missing from one reading and not from the next.
         let (peak, by_usage) = (Resident::peak(), peak_by_usage());
-        assert!(peak >= after.peak);
-        assert!(by_usage >= after.peak && by_usage < 1 << 45, "{by_usage}");
+        let least = after.peak - (8 << 20);
+        assert!(peak >= least, "{peak} {after:?}");
+        assert!(by_usage >= least && by_usage < 1 << 45, "{by_usage}");
         drop(block);
         let here = available().unwrap();
         assert!(here.bytes > 0 && here.bytes < 1 << 50, "{here}");
