@@ -231,7 +231,7 @@ fn a_text_too_long_for_the_budget_is_refused_within_it() {
     let ran = finish(command.spawn().expect("the program starts"));
     assert_eq!(ran.code, 2, "{}", ran.stderr);
     assert!(
-        ran.stderr.contains("a sixteenth of --budget"),
+        ran.stderr.contains("a sixteenth of the budget"),
         "{}",
         ran.stderr
     );
