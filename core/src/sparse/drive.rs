@@ -53,6 +53,18 @@ pub struct Beside<'s, 'm, R> {
     pub stopped: bool,
 }
 
+impl<'s, 'm, R> Beside<'s, 'm, R> {
+    /// For a pass, or between two.
+    pub fn new(store: &'s mut Store<'m, R>, first_read: u16, first_staging: u32) -> Self {
+        Self {
+            store,
+            first_read,
+            first_staging,
+            stopped: false,
+        }
+    }
+}
+
 impl<R: Retain, C: Units> Side<C> for Beside<'_, '_, R> {
     fn turn(&mut self, storage: &mut impl Storage, compute: &mut C) -> bool {
         let mut moved = false;

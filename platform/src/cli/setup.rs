@@ -19,7 +19,6 @@ use crate::io::throttle::Limits;
 use crate::io::{self, Direct};
 use crate::run::advice::budget_for_units;
 use crate::run::kv::KvType;
-use crate::run::memory::Request;
 use crate::run::model::{self, Info, Weights};
 use crate::run::session::{Options, Wanted};
 use crate::signals;
@@ -403,26 +402,7 @@ fn budget_for_share(
         Ok(slots) if share.ends_with('%') && slots <= units => slots as u32,
         _ => return fail("is no share of the neurons; ffn:0% to ffn:100%"),
     };
-    let source = io::Source::open(&info.paths, options.direct).map_err(|error| {
-        Error::io(
-            &info.paths[0],
-            "open it for reading",
-            std::io::Error::other(error),
-        )
-    })?;
-    let request = Request {
-        budget: options.budget,
-        held,
-        context: options.context,
-        prompt: options.prompt,
-        batch: options.batch,
-        score: options.score,
-        threads: options.threads,
-        kv_type: options.kv_type,
-        wanted: options.wanted,
-        align: source.align(),
-        queue_depth: options.queue_depth,
-    };
+    let request = options.request(held, options.open(info)?.align());
     match budget_for_units(info, weights, &request, slots) {
         Some(budget) => Ok(budget),
         None => fail("asks for more memory than any machine has; lower -c"),

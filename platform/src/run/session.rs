@@ -348,12 +348,7 @@ impl<'m> Session<'m> {
         match &mut self.store {
             None => drive::pump(engine, storage),
             Some(store) => {
-                let mut beside = Beside {
-                    store,
-                    first_read: self.first_read,
-                    first_staging: self.first_staging,
-                    stopped: false,
-                };
+                let mut beside = Beside::new(store, self.first_read, self.first_staging);
                 drive::pump_beside(engine, storage, compute, &mut beside);
             }
         }
@@ -445,12 +440,7 @@ impl<'m> Session<'m> {
             Some(store) => {
                 store.begin(count);
                 compute.look_ahead(self.settled && !prompt);
-                let mut beside = Beside {
-                    store,
-                    first_read: self.first_read,
-                    first_staging: self.first_staging,
-                    stopped: false,
-                };
+                let mut beside = Beside::new(store, self.first_read, self.first_staging);
                 drive::pass_beside(engine, storage, compute, watch, &mut beside)
             }
         }

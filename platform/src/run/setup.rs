@@ -61,6 +61,40 @@ pub struct Options {
     pub stop: &'static AtomicI32,
 }
 
+impl Options {
+    /// Opens the model's files for reading.
+    ///
+    /// # Errors
+    /// A file that can't be opened so.
+    pub fn open(&self, info: &Info) -> Result<Source, Error> {
+        Source::open(&info.paths, self.direct).map_err(|error| {
+            Error::io(
+                &info.paths[0],
+                "open it for reading",
+                std::io::Error::other(error),
+            )
+        })
+    }
+
+    /// What is asked of the memory plan by a process that holds `held` bytes, where reads are
+    /// aligned to `align`.
+    pub fn request(&self, held: u64, align: u32) -> Request {
+        Request {
+            budget: self.budget,
+            held,
+            context: self.context,
+            prompt: self.prompt,
+            batch: self.batch,
+            score: self.score,
+            threads: self.threads,
+            kv_type: self.kv_type,
+            wanted: self.wanted,
+            align,
+            queue_depth: self.queue_depth,
+        }
+    }
+}
+
 /// The tables that the engine works in, and the plan they were made for.
 pub struct Memory {
     /// Who holds what.
@@ -90,27 +124,9 @@ impl Memory {
         options: &Options,
         held: u64,
     ) -> Result<Self, Error> {
-        let source = Source::open(&info.paths, options.direct).map_err(|error| {
-            Error::io(
-                &info.paths[0],
-                "open it for reading",
-                std::io::Error::other(error),
-            )
-        })?;
+        let source = options.open(info)?;
         let align = source.align();
-        let request = Request {
-            budget: options.budget,
-            held,
-            context: options.context,
-            prompt: options.prompt,
-            batch: options.batch,
-            score: options.score,
-            threads: options.threads,
-            kv_type: options.kv_type,
-            wanted: options.wanted,
-            align,
-            queue_depth: options.queue_depth,
-        };
+        let request = options.request(held, align);
         let plan = memory::plan(info, weights, &request)?;
         let mut pieces = Vec::with_capacity((plan.planned + plan.loose + plan.batch) as usize);
         let steps = cut(weights, info.hyper.tied, &plan, align, &mut pieces);

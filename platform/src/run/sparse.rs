@@ -70,9 +70,8 @@ impl UnitTables {
     }
 
     /// The share of calibration tokens that used each unit.
-    pub fn priors(&self) -> impl Iterator<Item = f32> + Clone + use<> {
-        let priors: Vec<f32> = self.stats.iter().map(Stat::prior).collect();
-        priors.into_iter()
+    pub fn priors(&self) -> impl Iterator<Item = f32> + Clone {
+        self.stats.iter().map(Stat::prior)
     }
 
     /// Lends them.
