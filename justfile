@@ -56,6 +56,11 @@ pack-relu model: build
 pack model: build
     {{bin}} pack {{model}} {{cache}}/{{file_stem(model)}}.lean
 
+# the pack of a model whose neurons are all used (SiLU, GELU): its head alone
+pack-head model: build
+    mkdir -p {{cache}}
+    {{bin}} pack --ffn matrices {{model}} {{cache}}/{{file_stem(model)}}-head.lean
+
 # retention policies, every active neuron, room for 10, 25 and 50% of the neurons; with a figure
 bench-policies figure="target/policies.svg" *args: build
     {{bin}} bench -m {{relu}} --budget ffn:10%,ffn:25%,ffn:50% --policy refine,lru-window,oneshot,static,lfu --mode exact -p 0 -n 128 -r 5 -t 2 --plot {{figure}} {{args}}

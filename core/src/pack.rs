@@ -24,6 +24,33 @@ pub const VERSION: u32 = 1;
 /// Tensors begin at multiples of this many bytes: the largest page and sector of the devices at hand.
 pub const ALIGNMENT: u64 = 4096;
 
+/// What a pack has of the feed-forward networks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Ffn {
+    /// Units, one a neuron.
+    #[default]
+    Units,
+    /// The source's matrices: only the head is packed.
+    Matrices,
+}
+
+impl Ffn {
+    /// As in `lean.ffn` and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Units => "units",
+            Self::Matrices => "matrices",
+        }
+    }
+
+    /// The one of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Units, Self::Matrices]
+            .into_iter()
+            .find(|ffn| ffn.name() == name)
+    }
+}
+
 /// How the units of a layer are ordered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
@@ -120,9 +147,10 @@ pub struct Pack<'m, 'a> {
     layers: u32,
     vocab: u32,
     tied: bool,
-    down_types: Array<'a>,
-    down_moved: Array<'a>,
-    up_types: Option<Array<'a>>,
+    /// `None` where the networks are matrices.
+    types: Option<Types<'a>>,
+    /// What it has of the feed-forward networks.
+    pub ffn: Ffn,
     /// How the units are ordered.
     pub order: Order,
     /// Tokens that the statistics come from; 0 without calibration.
@@ -131,6 +159,14 @@ pub struct Pack<'m, 'a> {
     pub source_sha256: &'a str,
     /// Length of the source.
     pub source_bytes: u64,
+}
+
+/// What the units of each layer consist of.
+#[derive(Clone, Copy)]
+struct Types<'a> {
+    down: Array<'a>,
+    moved: Array<'a>,
+    up: Option<Array<'a>>,
 }
 
 impl core::fmt::Debug for Pack<'_, '_> {
@@ -163,11 +199,17 @@ impl<'m, 'a> Pack<'m, 'a> {
         if !alignment.is_multiple_of(ALIGNMENT) {
             return Err(PackError::Alignment { alignment });
         }
-        let order = text(model, "lean.order")?;
-        let order = Order::from_name(order).ok_or(PackError::Key {
-            key: "lean.order",
-            expected: "frequency, coactivation or file",
-        })?;
+        let ffn = match model.first.get("lean.ffn") {
+            // Older packs all had units, and didn't say it.
+            None => Ffn::Units,
+            Some(value) => value
+                .as_str()
+                .and_then(Ffn::from_name)
+                .ok_or(PackError::Key {
+                    key: "lean.ffn",
+                    expected: "units or matrices",
+                })?,
+        };
         let source_sha256 = text(model, "lean.source.sha256")?;
         if source_sha256.len() != 64 || !source_sha256.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(PackError::Key {
@@ -181,36 +223,62 @@ impl<'m, 'a> Pack<'m, 'a> {
                 key: "lean.source.bytes",
                 expected: "an unsigned number",
             })?;
-        let calibration_tokens =
+        let mut pack = Self {
+            model: *model,
+            d: hyper.d,
+            ff: hyper.ff,
+            layers: 0,
+            vocab: hyper.vocab,
+            tied: model.tensors.find("output.weight").is_none(),
+            types: None,
+            ffn,
+            order: Order::File,
+            calibration_tokens: 0,
+            source_sha256,
+            source_bytes,
+        };
+        match ffn {
+            Ffn::Units => pack.read_units(hyper)?,
+            Ffn::Matrices => {
+                let stray = |layer: &u32| pack.find(Some(*layer), "ffn_units").is_ok();
+                if let Some(layer) = (0..hyper.layers).find(stray) {
+                    return Err(PackError::Stray { layer });
+                }
+            }
+        }
+        Ok(Some(pack))
+    }
+
+    /// What the metadata says of the units.
+    fn read_units(&mut self, hyper: &Hyper) -> Result<(), PackError> {
+        let model = &self.model;
+        let order = text(model, "lean.order")?;
+        self.order = Order::from_name(order).ok_or(PackError::Key {
+            key: "lean.order",
+            expected: "frequency, coactivation or file",
+        })?;
+        self.calibration_tokens =
             value(model, "lean.calibration.tokens")?
                 .as_u32()
                 .ok_or(PackError::Key {
                     key: "lean.calibration.tokens",
                     expected: "an unsigned number",
                 })?;
-        let gated = hyper.act.gated();
-        Ok(Some(Self {
-            model: *model,
-            d: hyper.d,
-            ff: hyper.ff,
-            layers: hyper.layers,
-            vocab: hyper.vocab,
-            tied: model.tensors.find("output.weight").is_none(),
-            down_types: per_layer(model, hyper, "lean.down.types", ValueType::U32)?,
-            down_moved: per_layer(model, hyper, "lean.down.moved", ValueType::Bool)?,
-            up_types: if gated {
-                Some(per_layer(model, hyper, "lean.up.types", ValueType::U32)?)
+        let array = |key, ty| per_layer(model, hyper, key, ty);
+        self.types = Some(Types {
+            down: array("lean.down.types", ValueType::U32)?,
+            moved: array("lean.down.moved", ValueType::Bool)?,
+            up: if hyper.act.gated() {
+                Some(array("lean.up.types", ValueType::U32)?)
             } else {
                 None
             },
-            order,
-            calibration_tokens,
-            source_sha256,
-            source_bytes,
-        }))
+        });
+        self.layers = hyper.layers;
+        Ok(())
     }
 
-    /// Number of packed layers.
+    /// Number of packed layers: all of the model's, or none.
     pub fn layers(&self) -> u32 {
         self.layers
     }
@@ -225,9 +293,10 @@ impl<'m, 'a> Pack<'m, 'a> {
     pub fn layer(&self, layer: u32) -> Result<PackedLayer, PackError> {
         assert!(layer < self.layers, "layer {layer} of {}", self.layers);
         let (d, ff) = (u64::from(self.d), u64::from(self.ff));
-        let down = self.down(layer)?;
-        let up = match self.up_types {
-            Some(types) => Some(ty_at(&types, layer, "lean.up.types")?),
+        let types = self.types.as_ref().expect("packed layers have types");
+        let down = down_at(types, layer)?;
+        let up = match &types.up {
+            Some(types) => Some(ty_at(types, layer, "lean.up.types")?),
             None => None,
         };
         let layout = UnitLayout::new(up, down, self.d).ok_or(PackError::Unit {
@@ -302,23 +371,6 @@ impl<'m, 'a> Pack<'m, 'a> {
             row,
             crc_at,
         }))
-    }
-
-    fn down(&self, layer: u32) -> Result<Down, PackError> {
-        let ty = ty_at(&self.down_types, layer, "lean.down.types")?;
-        let moved = self
-            .down_moved
-            .get(layer as usize)
-            .and_then(|moved| moved.as_bool());
-        let down = match moved {
-            Some(true) => Down::moved(ty),
-            Some(false) => Down::rows(ty),
-            None => None,
-        };
-        down.ok_or(PackError::Key {
-            key: "lean.down.types",
-            expected: "types that columns can be moved from or quantized to",
-        })
     }
 
     /// A tensor of the pack, checked against its type and shape.
@@ -439,6 +491,20 @@ fn per_layer<'a>(
             key,
             expected: "an array with one value for each layer",
         })
+}
+
+fn down_at(types: &Types<'_>, layer: u32) -> Result<Down, PackError> {
+    let ty = ty_at(&types.down, layer, "lean.down.types")?;
+    let moved = types.moved.get(layer as usize);
+    let down = match moved.and_then(|moved| moved.as_bool()) {
+        Some(true) => Down::moved(ty),
+        Some(false) => Down::rows(ty),
+        None => None,
+    };
+    down.ok_or(PackError::Key {
+        key: "lean.down.types",
+        expected: "types that columns can be moved from or quantized to",
+    })
 }
 
 fn ty_at(types: &Array<'_>, layer: u32, key: &'static str) -> Result<QuantType, PackError> {

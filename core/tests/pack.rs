@@ -4,7 +4,7 @@
 mod build;
 
 use build::Build;
-use build::pack::{D, FF, Lie, SHA, UNIT, VOCAB, model, pack, u32s};
+use build::pack::{D, FF, Lie, SHA, UNIT, VOCAB, head_alone, model, pack, u32s};
 use leanstream_core::gguf::{Gguf, TensorIndex};
 use leanstream_core::pack::{Down, Order, Pack, PackError, PackedHead, PackedLayer};
 use leanstream_core::plan::{self, Model, PlanError};
@@ -90,6 +90,26 @@ fn a_pack_says_where_everything_lies() {
         assert_eq!(place.offset % 4096, 0);
         assert!(place.offset + place.bytes <= file.len() as u64);
     }
+}
+
+/// The head alone is packed; of units nothing is said.
+#[test]
+fn the_networks_may_stay_matrices() {
+    let found = read(&head_alone("matrices", false)).unwrap().unwrap();
+    assert_eq!(found.layers.len(), 0);
+    assert_eq!((found.order, found.tokens), (Order::File, 0));
+    assert_eq!(found.head.unwrap().unit_bytes, 72);
+    let told = |file: &[u8]| read(file).err().map(|e| e.to_string()).unwrap_or_default();
+    let stray = told(&head_alone("matrices", true));
+    assert!(stray.contains("layer 1 has units"), "{stray}");
+    let unknown = told(&head_alone("rows", false));
+    assert!(
+        unknown.contains("lean.ffn must be units or matrices"),
+        "{unknown}"
+    );
+    // With units it must be said what they are.
+    let units = told(&head_alone("units", false));
+    assert!(units.contains("lacks lean.order"), "{units}");
 }
 
 #[test]

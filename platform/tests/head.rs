@@ -14,6 +14,7 @@ use leanstream::run::session::{Memory, Options, Session, Stats, Wanted};
 use leanstream::sample::{Params, Sampler};
 use leanstream::synth::vocab::Vocab;
 use leanstream::synth::{Arch, Spec};
+use leanstream_core::pack::Ffn;
 use leanstream_core::plan::Head;
 use leanstream_core::quant::{QuantType, decode};
 
@@ -21,12 +22,20 @@ const PROMPT: [u32; 9] = [3, 17, 90, 4, 200, 33, 61, 7, 120];
 
 /// A pack of a small model with a vocabulary of several rounds.
 fn pack(scratch: &Scratch, name: &str, spec: &Spec) -> PathBuf {
+    pack_as(scratch, name, spec, Ffn::Units)
+}
+
+fn pack_as(scratch: &Scratch, name: &str, spec: &Spec, ffn: Ffn) -> PathBuf {
     let (from, to) = (
         scratch.join(format!("{name}.gguf")),
         scratch.join(format!("{name}.lean")),
     );
     spec.write(&Vocab::BuiltIn, &from).expect("a model");
-    pack_with(&from, &to, &pack_options()).expect("a pack");
+    let options = leanstream::pack::Options {
+        ffn,
+        ..pack_options()
+    };
+    pack_with(&from, &to, &options).expect("a pack");
     to
 }
 
@@ -146,18 +155,7 @@ fn no_budget_or_thread_count_changes_a_token() {
         let (want, resident) = tokens(&path, Head::Full, &plenty, &params);
         assert_eq!(resident.units.failed, 0);
         for head in [Head::Exact, Head::Fast] {
-            let least = {
-                let (info, mut weights) = load_with(&path, head).expect("a model");
-                let options = Options {
-                    budget: 1,
-                    batch: Some(1),
-                    ..plenty.clone()
-                };
-                match Memory::new(&info, &mut weights, &options, 0) {
-                    Err(leanstream::error::Error::Budget { least, .. }) => least,
-                    _ => panic!("a byte is no budget"),
-                }
-            };
+            let least = least(&path, head, &plenty);
             let mut read = u64::MAX;
             for (extra, threads) in [(0, 1), (1 << 20, 2), (1 << 30, 3)] {
                 let options = Options {
@@ -172,6 +170,65 @@ fn no_budget_or_thread_count_changes_a_token() {
                 read = stats.bytes_read();
             }
         }
+    }
+}
+
+/// With the head alone packed, all logits are the model's to the bit, and the sketch gives the same
+/// tokens; with plenty of memory, and with as little as will do.
+#[test]
+fn a_packed_head_alone_changes_no_bit_of_the_rest() {
+    let scratch = Scratch::new("head-alone");
+    for (arch, tied) in [
+        (Arch::Llama, true),
+        (Arch::Llama, false),
+        (Arch::Arcee, true),
+        (Arch::Gemma3, true),
+    ] {
+        let spec = Spec {
+            softcap: (arch == Arch::Gemma3).then_some(2.0),
+            ..spec(arch, QuantType::Q8_0, tied)
+        };
+        let name = format!("{arch:?}-{tied}");
+        let path = pack_as(&scratch, &name, &spec, Ffn::Matrices);
+        let model = path.with_extension("gguf");
+        let params = sampling(1.1);
+        let plenty = options(60, &params);
+        let want = run::logits(&model, &plenty, &PROMPT, 4).expect("a run");
+        let (chosen, _) = tokens(&model, Head::Full, &plenty, &params);
+        for (extra, threads) in [(0, 1), (300 << 10, 2), (1 << 30, 2)] {
+            for head in [Head::Full, Head::Exact, Head::Fast] {
+                let options = Options {
+                    budget: least(&path, head, &plenty)
+                        + extra
+                        + u64::from(threads - 1) * (1 << 20),
+                    batch: if extra == 0 { Some(1) } else { None },
+                    threads,
+                    ..plenty.clone()
+                };
+                let what = format!("{name} {head:?} {extra}");
+                let (got, stats) = tokens(&path, head, &options, &params);
+                assert_eq!(got, chosen, "{what}");
+                assert_eq!(stats.head_rows().is_some(), head.sketched(), "{what}");
+                if head == Head::Full {
+                    let got = run::logits(&path, &options, &PROMPT, 4).expect("a run");
+                    assert!(got == want, "{what}: other bits");
+                }
+            }
+        }
+    }
+}
+
+/// The least budget, in batches of one token.
+fn least(path: &Path, head: Head, options: &Options) -> u64 {
+    let (info, mut weights) = load_with(path, head).expect("a model");
+    let options = Options {
+        budget: 1,
+        batch: Some(1),
+        ..options.clone()
+    };
+    match Memory::new(&info, &mut weights, &options, 0) {
+        Err(leanstream::error::Error::Budget { least, .. }) => least,
+        _ => panic!("a byte is no budget"),
     }
 }
 

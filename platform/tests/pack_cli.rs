@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use common::Scratch;
 use common::cli::{BIN, Ran, finish, larger, program, small, with};
 use common::packs::{Read, TEXT};
+use serde_json::Value;
 
 fn pack(from: &Path, to: &Path, args: &str) -> Ran {
     let mut command = program(["pack"]);
@@ -74,6 +75,58 @@ fn a_pack_is_made_checked_and_shown() {
         "{}",
         ran.stderr
     );
+}
+
+/// `--ffn matrices` packs the head alone.
+#[test]
+fn a_head_alone_is_packed_checked_and_shown() {
+    let scratch = Scratch::new("pack-head");
+    let from = small(scratch.join("model.gguf"));
+    let to = scratch.join("model.lean");
+    let object = pack(&from, &to, "--ffn matrices --json").json();
+    assert_eq!(object["ffn"], "matrices");
+    assert_eq!(object["head"], "sketch");
+    assert_eq!(object["bytes"], fs::metadata(&to).unwrap().len());
+    assert!(object["down"].is_null() && object["calibration_tokens"].is_null());
+    let read = Read::open(&to);
+    let head = read.head.unwrap();
+    assert_eq!(read.layers.len(), 0);
+    assert_eq!(object["unit_bytes"], head.unit_bytes);
+    let checked = with("verify", &to, "--blocks --json").json();
+    assert_eq!(checked["units_checked"], head.count);
+    let text = with("inspect", &to, "--no-tensors").text();
+    assert!(text.contains("feed-forward networks as matrices"), "{text}");
+    let shown = with("inspect", &to, "--json").json();
+    assert_eq!(shown["pack"]["ffn"], "matrices");
+    assert_eq!(shown["pack"]["layers"].as_array().unwrap().len(), 0);
+    assert_eq!(with("inspect", &from, "--json").json()["pack"], Value::Null);
+
+    // A damaged row of the head is found, and so is a matrix that isn't there.
+    let mut file = read.file.clone();
+    file[(head.units.offset + head.units.bytes) as usize - 1] ^= 1;
+    fs::write(&to, &file).unwrap();
+    let said = with("verify", &to, "").failed(3).to_owned();
+    assert!(said.contains("of the head"), "{said}");
+    let name = b"blk.1.ffn_down.weight";
+    let at = |file: &[u8]| file.windows(name.len()).position(|part| part == name);
+    let mut file = read.file.clone();
+    let at = at(&file).expect("the matrix's name");
+    file[at + 10] = b'x';
+    fs::write(&to, &file).unwrap();
+    let said = with("verify", &to, "").failed(3).to_owned();
+    assert!(said.contains("blk.1.ffn_down.weight is missing"), "{said}");
+
+    for args in ["--down q4_0", "--order file", "--calibrate none"] {
+        let ran = pack(&from, &to, &format!("--ffn matrices {args}"));
+        assert!(ran.failed(2).contains("is about units"), "{}", ran.stderr);
+    }
+    let ran = pack(&from, &to, "--ffn none");
+    assert!(ran.failed(2).contains("units or matrices"));
+    assert_eq!(pack(&from, &to, "--ffn matrices").code, 0);
+    for args in ["--keep 0.5", "--policy lfu", "--budget ffn:50%"] {
+        let ran = with("run", &to, &format!("-p the -n 2 {args}"));
+        assert!(ran.failed(2).contains("whose neurons are packed"), "{args}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 #[path = "../../tests/build/mod.rs"]
 mod build;
 
-use build::pack::{Lie, bools, pack, u32s};
+use build::pack::{Lie, bools, head_alone, pack, u32s};
 use build::{Build, array, sample, string};
 
 fn main() -> std::io::Result<()> {
@@ -73,6 +73,7 @@ fn main() -> std::io::Result<()> {
         ..Lie::default()
     };
     fs::write(corpus.join("floats"), pack(&singles))?;
+    fs::write(corpus.join("head"), head_alone("matrices", false))?;
     traces(&Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/trace"))
 }
 

@@ -34,6 +34,11 @@ pub enum PackError {
         /// Its name, within the layer.
         name: &'static str,
     },
+    /// A layer has units in a pack that says it has none.
+    Stray {
+        /// Which.
+        layer: u32,
+    },
     /// A tensor has another type than it must have.
     Type {
         /// Its layer, if it is in one.
@@ -113,6 +118,10 @@ impl fmt::Display for PackError {
             Self::Missing { layer, name } => {
                 write!(f, "the pack lacks tensor {}; {AGAIN}", Named(layer, name))
             }
+            Self::Stray { layer } => write!(
+                f,
+                "lean.ffn says matrices, but layer {layer} has units; {AGAIN}"
+            ),
             Self::Type {
                 layer,
                 name,

@@ -54,6 +54,22 @@ pub struct Lie {
     pub info: Option<(Vec<u64>, u32, u64)>,
 }
 
+/// A pack of the head alone, whose `lean.ffn` is `ffn`; with or without a stray tensor of units.
+pub fn head_alone(ffn: &str, stray: bool) -> Vec<u8> {
+    let mut build = model()
+        .u32("lean.version", 1)
+        .str("lean.source.sha256", SHA)
+        .raw("lean.source.bytes", 10, &1234u64.to_le_bytes())
+        .str("lean.ffn", ffn)
+        .tensor("output.sketch", &[D, VOCAB], 2, VOCAB * 36)
+        .tensor("output.sketch_error", &[VOCAB], 0, VOCAB * 4)
+        .tensor("output.units", &[72, VOCAB], 24, 72 * VOCAB);
+    if stray {
+        build = build.tensor("blk.1.ffn_units", &[UNIT, FF], 24, UNIT * FF);
+    }
+    build.file()
+}
+
 pub fn pack(lie: &Lie) -> Vec<u8> {
     let mut build = model();
     let text = |s: &str| (8, super::string(s));

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use leanstream_core::gguf::Value as Meta;
 use leanstream_core::ledger::Kind;
+use leanstream_core::pack::Ffn;
 use serde_json::{Value, json};
 
 use super::output::{print, say};
@@ -240,6 +241,7 @@ fn packed(pack: &Described) -> Value {
     json!({
         "source_sha256": pack.source_sha256,
         "source_bytes": pack.source_bytes,
+        "ffn": pack.ffn.name(),
         "down": pack.down,
         "order": pack.order,
         "calibration_tokens": pack.calibration_tokens,
@@ -274,11 +276,17 @@ fn packed_text(pack: &Described) -> String {
             head.row.0
         )
     });
-    format!(
-        "pack of a model of {} with SHA-256 {}:\n  {} layers of {} units of {size} bytes, {} in all; {} order, \
-         {calibrated}\n  down columns: {}\n{head}\n",
+    let source = format!(
+        "pack of a model of {} with SHA-256 {}:",
         mib(pack.source_bytes),
-        pack.source_sha256,
+        pack.source_sha256
+    );
+    if pack.ffn == Ffn::Matrices {
+        return format!("{source}\n  feed-forward networks as matrices\n{head}\n");
+    }
+    format!(
+        "{source}\n  {} layers of {} units of {size} bytes, {} in all; {} order, \
+         {calibrated}\n  down columns: {}\n{head}\n",
         pack.hyper.layers,
         pack.hyper.ff,
         mib(pack.unit_bytes()),

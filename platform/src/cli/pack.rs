@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use leanstream_core::pack::{Down, Order};
+use leanstream_core::pack::{Down, Ffn, Order};
 use leanstream_core::quant::QuantType;
 use serde_json::json;
 
@@ -34,10 +34,14 @@ pub struct Pack {
     /// threads (default: one a core)
     #[argh(option, short = 't')]
     threads: Option<u32>,
+    /// the feed-forward networks: units, so that single neurons can be read, or matrices as they are,
+    /// which is faster where every neuron is used (SiLU, GELU) and packs the head alone (default: units)
+    #[argh(option, default = "\"units\".into()")]
+    ffn: String,
     /// how down columns are stored: auto (moved without loss where the type allows it, else q8_0), or
     /// quantized anew to q8_0, q5_0 or q4_0 (default: auto)
-    #[argh(option, default = "\"auto\".into()")]
-    down: String,
+    #[argh(option)]
+    down: Option<String>,
     /// order of the units: frequency, coactivation or file (default: frequency)
     #[argh(option)]
     order: Option<String>,
@@ -51,6 +55,7 @@ pub struct Pack {
 
 impl Pack {
     pub(super) fn execute(&self) -> Result<(), Error> {
+        let ffn = self.ffn()?;
         let down = self.down()?;
         let (model, out) = (&self.model.0, &self.out.0);
         let machine = Machine {
@@ -58,7 +63,10 @@ impl Pack {
             threads: self.threads,
             ..Machine::of(model)
         };
-        let text = self.text(&machine)?;
+        let text = match ffn {
+            Ffn::Units => self.text(&machine)?,
+            Ffn::Matrices => None,
+        };
         let order = match &self.order {
             None => Order::Frequency,
             Some(name) => Order::from_name(name).ok_or_else(|| {
@@ -67,7 +75,7 @@ impl Pack {
                 ))
             })?,
         };
-        if text.is_none() && self.order.is_some() && order != Order::File {
+        if ffn == Ffn::Units && text.is_none() && self.order.is_some() && order != Order::File {
             return Err(Error::Usage(format!(
                 "--order {} needs calibration: leave out --calibrate none",
                 order.name()
@@ -84,6 +92,7 @@ impl Pack {
             wanted: Wanted::BEST,
         };
         let options = Options {
+            ffn,
             down,
             order,
             calibrate: text.as_deref(),
@@ -104,19 +113,39 @@ impl Pack {
         self.tell(&packed?, budget)
     }
 
+    fn ffn(&self) -> Result<Ffn, Error> {
+        let ffn = Ffn::from_name(&self.ffn).ok_or_else(|| {
+            Error::Usage(format!(
+                "--ffn: '{}' is not a way; units or matrices",
+                self.ffn
+            ))
+        })?;
+        let of_units = [
+            ("--down", self.down.is_some()),
+            ("--order", self.order.is_some()),
+            ("--calibrate", self.calibrate.is_some()),
+        ];
+        match of_units.into_iter().find(|(_, given)| *given) {
+            Some((name, _)) if ffn == Ffn::Matrices => Err(Error::Usage(format!(
+                "{name} is about units, and --ffn matrices makes none: leave one of them out"
+            ))),
+            _ => Ok(ffn),
+        }
+    }
+
     /// `None`: auto.
     fn down(&self) -> Result<Option<QuantType>, Error> {
-        if self.down == "auto" {
-            return Ok(None);
-        }
+        let name = match self.down.as_deref() {
+            None | Some("auto") => return Ok(None),
+            Some(name) => name,
+        };
         let ty = QuantType::ALL
             .into_iter()
-            .find(|ty| ty.name().eq_ignore_ascii_case(&self.down) && Down::rows(*ty).is_some());
+            .find(|ty| ty.name().eq_ignore_ascii_case(name) && Down::rows(*ty).is_some());
         match ty {
             Some(ty) => Ok(Some(ty)),
             None => Err(Error::Usage(format!(
-                "--down: columns can't be quantized to '{}'; auto, q8_0, q5_0 or q4_0",
-                self.down
+                "--down: columns can't be quantized to '{name}'; auto, q8_0, q5_0 or q4_0"
             ))),
         }
     }
@@ -141,22 +170,35 @@ impl Pack {
             0 => "not calibrated".into(),
             tokens => format!("{:.1}% active over {tokens} tokens", 100.0 * mean),
         };
-        say(&format!(
-            "{}: {}, units of {} bytes in {} order, down columns {} ({loss}), {active}",
-            out.display(),
-            mib(report.bytes),
+        let about = format!(
+            "units of {} bytes in {} order, down columns {} ({loss}), {active}",
             report.unit_bytes,
             report.order.name(),
             report.down,
+        );
+        let matrices = report.ffn == Ffn::Matrices;
+        let about = if matrices {
+            format!(
+                "the head in two planes, units of {} bytes",
+                report.unit_bytes
+            )
+        } else {
+            about
+        };
+        say(&format!(
+            "{}: {}, {about}",
+            out.display(),
+            mib(report.bytes)
         ));
         if !self.json {
             return Ok(());
         }
-        let summary = json!({
+        let mut summary = json!({
             "source": source.to_string_lossy(),
             "source_sha256": report.source_sha256,
             "out": out.to_string_lossy(),
             "bytes": report.bytes,
+            "ffn": report.ffn.name(),
             "unit_bytes": report.unit_bytes,
             "down": report.down,
             "down_loss": report.down_loss,
@@ -167,6 +209,17 @@ impl Pack {
             "budget_bytes": budget,
             "peak_rss_bytes": Resident::read().map_or(0, |resident| resident.peak),
         });
+        if let (true, Some(object)) = (matrices, summary.as_object_mut()) {
+            for key in [
+                "down",
+                "down_loss",
+                "order",
+                "active_share",
+                "calibration_tokens",
+            ] {
+                object.remove(key);
+            }
+        }
         print(&format!("{summary}\n"))
     }
 }

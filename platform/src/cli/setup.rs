@@ -290,7 +290,8 @@ impl<'a> Machine<'a> {
         };
         if !info.packed && (select != Select::All || self.policy.is_some()) {
             return Err(Error::Usage(format!(
-                "--mode sparse, --keep and --policy need a packed model: leanstream pack {} OUT.lean",
+                "--mode sparse, --keep and --policy need a model whose neurons are packed, which {} isn't: \
+                 leanstream pack MODEL.gguf OUT.lean",
                 info.paths[0].display()
             )));
         }
@@ -391,9 +392,9 @@ fn budget_for_share(
     held: u64,
 ) -> Result<u64, Error> {
     let fail = |why: &str| Err(usage("--budget", &format_args!("'{FFN}{share}' {why}")));
-    let Some(packed) = &weights.packed else {
+    let Some(packed) = weights.packed.as_ref().filter(|_| info.packed) else {
         return fail(&format!(
-            "needs a packed model: leanstream pack {} OUT.lean",
+            "needs a model whose neurons are packed, which {} isn't: leanstream pack MODEL.gguf OUT.lean",
             info.paths[0].display()
         ));
     };

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use leanstream_core::gguf::Gguf;
+use leanstream_core::pack::Ffn;
 use leanstream_core::plan::{self, Model};
 use leanstream_core::quant;
 use serde_json::json;
@@ -63,10 +64,9 @@ impl Verify {
                 first: &shards[0],
                 tensors,
             };
-            // A pack has units where a plan of the dense model wants matrices.
             let hyper = match &pack {
-                Some(pack) => pack.hyper,
-                None => plan::plan(&model, &mut Parts::default(), plan::Head::Full)
+                Some(pack) if pack.ffn == Ffn::Units => pack.hyper,
+                _ => plan::plan(&model, &mut Parts::default(), plan::Head::Full)
                     .map_err(|error| bad(&error))?,
             };
             Tokenizer::from_gguf(&shards[0]).map_err(|error| bad(&error))?;

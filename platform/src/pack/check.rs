@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use leanstream_core::gguf::{Gguf, TensorIndex};
-use leanstream_core::pack::{Pack, PackedHead, PackedLayer, Place, check_order};
+use leanstream_core::pack::{Ffn, Pack, PackedHead, PackedLayer, Place, check_order};
 use leanstream_core::plan::{self, Hyper, Model};
 
 use super::is_sound;
@@ -22,7 +22,9 @@ pub struct Described {
     pub files: Vec<PathBuf>,
     /// The model's numbers.
     pub hyper: Hyper,
-    /// By number.
+    /// What it has of the feed-forward networks.
+    pub ffn: Ffn,
+    /// By number; none where the networks are matrices.
     pub layers: Vec<PackedLayer>,
     /// The head, if it is in two planes.
     pub head: Option<PackedHead>,
@@ -67,6 +69,7 @@ fn describe_parsed(
     let layers = (0..pack.layers()).map(|layer| pack.layer(layer));
     Ok(Some(Described {
         hyper,
+        ffn: pack.ffn,
         layers: layers.collect::<Result<_, _>>().map_err(bad)?,
         head: pack.head().map_err(bad)?,
         down: shards[0]

@@ -129,6 +129,33 @@ impl Layout {
         Ok(layout)
     }
 
+    /// All tensors as they are, and the head in two planes.
+    ///
+    /// # Errors
+    /// A head that can't be sketched.
+    pub fn head_alone(source: &Source, hyper: &Hyper) -> Result<Self, Error> {
+        let mut layout = Self {
+            items: Vec::new(),
+            layers: Vec::new(),
+            head: head(source, hyper),
+        };
+        if layout.head.is_none() {
+            return Err(Error::model(
+                source.path(),
+                format_args!(
+                    "rows of {} values can't be sketched, so there is nothing to pack; only widths that are a multiple \
+                     of 32 can",
+                    hyper.d
+                ),
+            ));
+        }
+        for (number, tensor) in source.tensors.iter().enumerate() {
+            layout.copy(tensor, Content::Copy(number));
+        }
+        layout.two_planes(hyper);
+        Ok(layout)
+    }
+
     /// Bytes of the largest matrix that is held whole.
     pub fn matrix_bytes(&self, source: &Source) -> u64 {
         let permuted = self.items.iter().filter_map(|item| match item.content {

@@ -18,7 +18,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use leanstream_core::pack::{self, CRC_BYTES, Order};
+use leanstream_core::pack::{self, CRC_BYTES, Ffn, Order};
 use leanstream_core::plan::Hyper;
 use leanstream_core::quant::QuantType;
 use sha2::{Digest, Sha256};
@@ -37,6 +37,9 @@ use source::Source;
 
 /// How a model is to be packed.
 pub struct Options<'a> {
+    /// What becomes of the feed-forward networks. Where they stay matrices, `down`, `order` and
+    /// `calibrate` say nothing.
+    pub ffn: Ffn,
     /// What down columns are quantized to; `None` moves those that can be moved, and takes Q8_0 for
     /// the others.
     pub down: Option<QuantType>,
@@ -56,7 +59,9 @@ pub struct Report {
     pub bytes: u64,
     /// SHA-256 of the source.
     pub source_sha256: String,
-    /// Bytes of a unit, in the layer where it is largest.
+    /// What became of the feed-forward networks.
+    pub ffn: Ffn,
+    /// Bytes of a unit, in the layer where it is largest; of the head's, where no layer has any.
     pub unit_bytes: u32,
     /// `moved`, the type that columns were quantized to, or `mixed`.
     pub down: &'static str,
@@ -92,7 +97,10 @@ pub fn pack(
     let headers = Headers::open(path)?;
     let source = Source::open(&headers)?;
     let hyper = &info.hyper;
-    let layout = Layout::new(&source, hyper, options.down)?;
+    let layout = match options.ffn {
+        Ffn::Units => Layout::new(&source, hyper, options.down)?,
+        Ffn::Matrices => Layout::head_alone(&source, hyper)?,
+    };
     check_budget(&source, &layout, hyper, options, held())?;
 
     let mut done = 0;
@@ -100,7 +108,8 @@ pub fn pack(
         done += n as u64;
         progress("hashing", done, source.bytes);
     })?;
-    let (seen, tokens) = match options.calibrate {
+    let text = options.calibrate.filter(|_| options.ffn == Ffn::Units);
+    let (seen, tokens) = match text {
         None => (Vec::new(), 0),
         Some(text) => {
             let task = calibrate::Calibrate {
@@ -128,23 +137,12 @@ pub fn pack(
     header.u32("lean.version", pack::VERSION);
     header.str("lean.source.sha256", &source_sha256);
     header.u64("lean.source.bytes", source.bytes);
-    header.str("lean.down", down);
+    header.str("lean.ffn", options.ffn.name());
     let layers = &layout.layers;
-    header.u32s(
-        "lean.down.types",
-        layers.iter().map(|layer| layer.how.ty() as u32),
-    );
-    header.bools(
-        "lean.down.moved",
-        layers.iter().map(|layer| layer.how.is_moved()),
-    );
-    if hyper.act.gated() {
-        let types = layers.iter().flat_map(|layer| layer.unit.up);
-        header.u32s("lean.up.types", types.map(|(ty, _)| ty as u32));
+    if options.ffn == Ffn::Units {
+        unit_metadata(&mut header, &layout, hyper, order, tokens);
     }
-    header.str("lean.order", order.name());
-    header.u32("lean.calibration.tokens", tokens);
-    if let Some(text) = options.calibrate {
+    if let Some(text) = text {
         header.str(
             "lean.calibration.sha256",
             hex(Sha256::new().chain_update(text)),
@@ -183,8 +181,11 @@ pub fn pack(
         let active: u64 = seen.active.iter().map(|n| u64::from(*n)).sum();
         active as f64 / (f64::from(tokens.max(1)) * seen.active.len() as f64)
     };
-    let unit_bytes = layers.iter().map(|layer| layer.unit.unit_bytes()).max();
+    let units = layers.iter().map(|layer| layer.unit.unit_bytes()).max();
+    let head = layout.head.as_ref();
+    let unit_bytes = units.or(head.map(|head| head.crc_at as u32 + CRC_BYTES));
     Ok(Report {
+        ffn: options.ffn,
         bytes,
         source_sha256,
         unit_bytes: unit_bytes.unwrap_or(0),
@@ -251,7 +252,7 @@ fn check_budget(
     let matrix = layout.matrix_bytes(source);
     let columns = layout.columns_bytes(hyper);
     // Counts, strengths and, one layer at a time, order and statistics.
-    let neurons = u64::from(hyper.ff) * (u64::from(hyper.layers) * 8 + 32);
+    let neurons = u64::from(hyper.ff) * (layout.layers.len() as u64 * 8 + 32);
     let threads = options.session.threads as usize;
     let head = layout
         .head
@@ -297,6 +298,26 @@ fn copy_metadata(headers: &Headers, header: &mut Header) -> Result<(), Error> {
         }
         Ok(())
     })
+}
+
+/// What the file says of its units.
+fn unit_metadata(header: &mut Header, layout: &Layout, hyper: &Hyper, order: Order, tokens: u32) {
+    let layers = &layout.layers;
+    header.str("lean.down", down_name(layout));
+    header.u32s(
+        "lean.down.types",
+        layers.iter().map(|layer| layer.how.ty() as u32),
+    );
+    header.bools(
+        "lean.down.moved",
+        layers.iter().map(|layer| layer.how.is_moved()),
+    );
+    if hyper.act.gated() {
+        let types = layers.iter().flat_map(|layer| layer.unit.up);
+        header.u32s("lean.up.types", types.map(|(ty, _)| ty as u32));
+    }
+    header.str("lean.order", order.name());
+    header.u32("lean.calibration.tokens", tokens);
 }
 
 fn down_name(layout: &Layout) -> &'static str {

@@ -34,7 +34,7 @@ pub const STACK_BYTES: usize = 128 << 10;
 const SLOT_BYTES_LEAST: u32 = 32 << 10;
 const SLOT_BYTES_MOST: u32 = 512 << 10;
 
-/// Longest slot of a packed model.
+/// Longest slot of a model with packed layers.
 const STAGING_BYTES_MOST: u32 = 64 << 10;
 
 /// Reads of units in flight, fewest and most.
@@ -220,15 +220,18 @@ fn unit_slot_bytes(packed: &Packed) -> u32 {
 fn choose(weights: &Weights, request: &Request, arena: u64) -> SlotChoice {
     // At least 48 slots where the budget is small, so that a few long pieces don't fill it.
     // Staging slots of units are as large, and there are many of them.
+    let unit = weights.packed.as_ref().map_or(0, Packed::unit_bytes_max);
+    let least = SLOT_BYTES_LEAST.max(2 * request.align + unit);
     let most = match &weights.packed {
-        Some(packed) => STAGING_BYTES_MOST.max(2 * request.align + packed.unit_bytes_max()),
-        None => SLOT_BYTES_MOST,
+        // A head alone is read seldom: what its staging slots take counts less than long pieces.
+        Some(packed) if !packed.layers().is_empty() => STAGING_BYTES_MOST,
+        _ => SLOT_BYTES_MOST,
     };
-    let most = (arena / 48).clamp(u64::from(SLOT_BYTES_LEAST), u64::from(most)) as u32;
+    let most = (arena / 48).clamp(u64::from(least), u64::from(most.max(least))) as u32;
     let unit = PAGE.max(request.align);
     pieces::choose_slot(
         &weights.matrices,
-        SLOT_BYTES_LEAST,
+        least,
         most,
         unit,
         request.align,
@@ -286,10 +289,10 @@ fn with_batch(
     if let Some(packed) = &weights.packed {
         add(Kind::Vectors, packed.bytes());
         let (ff, d) = (packed.ff() as u64, u64::from(info.hyper.d));
-        add(
-            Kind::Scratch,
-            UnitRoom::bytes(ff, tokens, d) + Buffers::ahead_bytes(&info.hyper),
-        );
+        add(Kind::Scratch, UnitRoom::bytes(ff, tokens, d));
+        if info.packed {
+            add(Kind::Scratch, Buffers::ahead_bytes(&info.hyper));
+        }
         add(
             Kind::Plan,
             UnitTables::bytes(packed.layers().len() as u64, ff, packed.head_rows() as u64),
@@ -400,9 +403,10 @@ fn unit_scratch(info: &Info, weights: &Weights, threads: u32) -> (usize, usize) 
         .filter_map(|layer| layer.layout.up)
         .map(|(_, bytes)| bytes as usize)
         .max();
-    match &weights.packed {
-        Some(_) => scratch_sizes(row.unwrap_or(0), info.hyper.d as usize, threads as usize),
-        None => (0, 0),
+    if info.packed {
+        scratch_sizes(row.unwrap_or(0), info.hyper.d as usize, threads as usize)
+    } else {
+        (0, 0)
     }
 }
 

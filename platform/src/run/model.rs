@@ -34,7 +34,7 @@ pub struct Info {
     pub tokenizer: Tokenizer,
     /// `general.name`, or the file's name.
     pub name: String,
-    /// Whether its neurons are packed into units.
+    /// Whether its neurons are packed into units (its head may be without them).
     pub packed: bool,
     /// How its logits are computed.
     pub head: Head,
@@ -222,9 +222,10 @@ pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
         .collect();
     drop(headers);
     let vectors = read_vectors(&files, &parts.vectors)?;
-    let packed = match layers.is_empty() {
-        true => None,
-        false => Some(Packed::load(&files, layers, packed_head, hyper.d)?),
+    let neurons = !layers.is_empty();
+    let packed = match neurons || packed_head.is_some() {
+        true => Some(Packed::load(&files, layers, packed_head, hyper.d)?),
+        false => None,
     };
     parts.matrices.shrink_to_fit();
     parts.steps.shrink_to_fit();
@@ -236,7 +237,7 @@ pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
         name,
         parameters,
         kind,
-        packed: packed.is_some(),
+        packed: neurons,
         head,
     };
     let weights = Weights {
@@ -255,7 +256,7 @@ pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
 /// What is packed of a model: layers, and the head that is computed by its sketch.
 type PackedParts = (Vec<PackedLayer>, Option<(Head, PackedHead)>);
 
-/// The packed layers of a model; none when it isn't packed.
+/// What is packed of a model, of its head only what `head` needs; nothing when it isn't packed.
 fn packed_layers(
     model: &Model<'_, '_>,
     hyper: &Hyper,
@@ -264,23 +265,26 @@ fn packed_layers(
 ) -> Result<PackedParts, String> {
     let pack = Pack::of(model, hyper).map_err(|error| error.to_string())?;
     let sparse = |step: &StepPlan| matches!(step.op, Op::Units { .. });
-    match (pack, parts.steps.iter().any(sparse)) {
-        (Some(pack), true) => {
-            let layers = (0..hyper.layers)
-                .map(|layer| pack.layer(layer).map_err(|error| error.to_string()))
-                .collect::<Result<_, _>>()?;
-            let place = match head.sketched() {
-                true => pack.head().map_err(|error| error.to_string())?,
-                false => None,
-            };
-            Ok((layers, place.map(|place| (head, place))))
-        }
-        (_, false) if head.sketched() => {
-            Err("it has a sketch of its head, but no packed layers; pack it again".to_owned())
-        }
-        (None, true) => Err("it has packed layers, but no lean.version; pack it again".to_owned()),
-        (_, false) => Ok((Vec::new(), None)),
+    let sparse = parts.steps.iter().any(sparse);
+    let Some(pack) = pack else {
+        return if sparse || head.sketched() {
+            let what = if sparse { "packed layers" } else { "a sketch" };
+            Err(format!("it has {what}, but no lean.version; pack it again"))
+        } else {
+            Ok((Vec::new(), None))
+        };
+    };
+    if !sparse && pack.layers() > 0 {
+        return Err("it is a pack, but its layers have no units; pack it again".to_owned());
     }
+    let layers = (0..pack.layers())
+        .map(|layer| pack.layer(layer).map_err(|error| error.to_string()))
+        .collect::<Result<_, _>>()?;
+    let place = match head.sketched() {
+        true => pack.head().map_err(|error| error.to_string())?,
+        false => None,
+    };
+    Ok((layers, place.map(|place| (head, place))))
 }
 
 impl Weights {

@@ -14,7 +14,10 @@ use super::head::HeadParts;
 use crate::cpu::units::{Columns, Stored};
 use crate::error::Error;
 
-/// The packed layers of a model.
+/// Rows of a round of the head, where no layer says how many units are chosen at once.
+const ROUND: usize = 2048;
+
+/// The packed layers of a model, or its head alone.
 pub struct Packed {
     layers: Vec<PackedLayer>,
     d: usize,
@@ -56,7 +59,10 @@ impl Packed {
                 .read_exact_at(bytes, place.offset)
                 .map_err(|error| Error::io(&files[file].0, "read its packed layers", error))
         };
-        let ff = layers.first().map_or(0, |layer| layer.count as usize);
+        let ff = match layers.first() {
+            Some(layer) => layer.count as usize,
+            None => head.map_or(0, |(_, place)| ROUND.min(place.count as usize)),
+        };
         let units = layers.len() * ff;
         let halves = layers
             .iter()
@@ -164,7 +170,7 @@ impl Packed {
         &self.layers
     }
 
-    /// Units of a layer.
+    /// Units of a layer; where only the head is packed, most of its rows that are chosen at once.
     pub fn ff(&self) -> usize {
         self.ff
     }

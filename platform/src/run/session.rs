@@ -147,7 +147,7 @@ impl<'m> Session<'m> {
             row_tokens: Cells::new(batch),
             batch: Batch::default(),
             buffers: Buffers::new(&hyper, batch),
-            ahead: plan.units.map(|_| Buffers::ahead(&hyper)),
+            ahead: info.packed.then(|| Buffers::ahead(&hyper)),
             score: Score::new(if options.score { batch } else { 0 }, threads),
             kernels: options.kernels,
             vector: Vector::beside(&options.kernels),
@@ -484,7 +484,7 @@ impl<'m> Session<'m> {
                 index,
                 attempts,
             } => {
-                let unit = if bank < self.compute.shared().hyper.layers {
+                let unit = if bank < self.compute.shared().head_bank() {
                     format!("unit {index} of layer {bank}")
                 } else {
                     format!("row {index} of the head")

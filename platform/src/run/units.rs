@@ -220,6 +220,11 @@ impl Shared {
         self.units.as_ref().expect("only a packed model has units")
     }
 
+    /// The bank of the head's rows, behind those of the packed layers.
+    pub fn head_bank(&self) -> u32 {
+        self.unit_room().packed.layers().len() as u32
+    }
+
     fn is_head(&self, order: Order) -> bool {
         self.steps[order.step as usize].op == Op::HeadRows
     }

@@ -7,7 +7,7 @@ use leanstream::error::Error;
 use leanstream::pack::{self, Options, Report};
 use leanstream::run::model;
 use leanstream_core::gguf::{Gguf, TensorIndex};
-use leanstream_core::pack::{Down, Order, Pack, PackedHead, PackedLayer, Place};
+use leanstream_core::pack::{Down, Ffn, Order, Pack, PackedHead, PackedLayer, Place};
 use leanstream_core::plan::{self, Hyper, Model};
 use leanstream_core::quant::{QuantType, decode};
 
@@ -19,6 +19,7 @@ pub const TEXT: &[u8] = b"The cat sat on the mat, and the dog ran to the inn.";
 /// Calibrated on a few words.
 pub fn options() -> Options<'static> {
     Options {
+        ffn: Ffn::Units,
         down: None,
         order: Order::Frequency,
         calibrate: Some(TEXT),
@@ -65,7 +66,7 @@ impl Read {
             };
             let hyper = plan::hyper(&model).expect("a model");
             let pack = Pack::of(&model, &hyper).expect("sound").expect("a pack");
-            let layers = (0..hyper.layers).map(|layer| pack.layer(layer).expect("sound"));
+            let layers = (0..pack.layers()).map(|layer| pack.layer(layer).expect("sound"));
             (
                 hyper,
                 layers.collect(),

@@ -76,7 +76,7 @@ impl Cpu {
     fn record_choice(&mut self) {
         let bank = self.bank();
         let shared = Arc::clone(self.pool.job());
-        let units = bank < shared.hyper.layers && !shared.batch.prompt();
+        let units = bank < shared.head_bank() && !shared.batch.prompt();
         let Some(tracing) = self.tracing.as_mut().filter(|_| units) else {
             return;
         };
@@ -124,7 +124,7 @@ impl Cpu {
                 self.ahead.looks = 0;
                 self.ahead.next = None;
                 self.record_choice();
-                let head = self.bank() == self.shared().hyper.layers;
+                let head = self.bank() == self.shared().head_bank();
                 if head && self.shared().unit_room().chosen().is_empty() {
                     // No row is left that could win.
                     self.units.event = None;
@@ -133,7 +133,7 @@ impl Cpu {
             }
             Phase::Dots => {
                 let work = self.works[0].expect("a running phase has its work");
-                if self.bank() < self.shared().hyper.layers {
+                if self.bank() < self.shared().head_bank() {
                     return self.begin(work, Phase::Columns);
                 }
                 self.units.computed = self.units.until;
@@ -156,7 +156,7 @@ impl Cpu {
             let more = !self.units.abandoned && self.units.handed > 0;
             self.units = Running::default();
             self.ahead.next = None;
-            let phase = if self.bank() < self.shared().hyper.layers {
+            let phase = if self.bank() < self.shared().head_bank() {
                 Phase::Add
             } else if more {
                 // The head's next round.
@@ -193,7 +193,7 @@ impl Cpu {
         let groups = self.looks().get(self.ahead.looks);
         self.ahead.may
             && groups.is_some_and(|groups| self.units.computed >= *groups)
-            && self.bank() + 1 < self.shared().hyper.layers
+            && self.bank() + 1 < self.shared().head_bank()
     }
 
     /// Begins a look at the next layer.
@@ -263,7 +263,7 @@ impl Cpu {
         let work = self.works[0].expect("a sparse step runs");
         match shared.steps[work.step.0 as usize].op {
             Op::Units { layer, .. } => layer,
-            Op::HeadRows => shared.hyper.layers,
+            Op::HeadRows => shared.head_bank(),
             other => unreachable!("{other:?} has no units"),
         }
     }
@@ -285,7 +285,7 @@ impl Units for Cpu {
     fn choice(&self) -> Choice<'_> {
         let shared = self.shared();
         let room = shared.unit_room();
-        let head = self.bank() == shared.hyper.layers;
+        let head = self.bank() == shared.head_bank();
         let prompt = shared.batch.prompt() && !head;
         let whole = prompt || head;
         Choice {
