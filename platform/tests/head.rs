@@ -311,11 +311,21 @@ fn a_damaged_row_is_an_error_that_names_it() {
 fn the_program_says_what_it_read_and_allocates_nothing() {
     let scratch = Scratch::new("head-cli");
     let path = pack(&scratch, "model", &spec(Arch::Llama, QuantType::Q8_0, true));
-    let run = |args: &str| {
-        let common = "-p the -n 60 -s 3 --ignore-eos --budget 16M --json";
-        with("run", &path, &format!("{common} {args}")).json()
-    };
-    for args in ["--temp 0", "--top-k 40 --repeat-penalty 1.2"] {
+    let alone = pack_as(
+        &scratch,
+        "alone",
+        &spec(Arch::Llama, QuantType::Q8_0, true),
+        Ffn::Matrices,
+    );
+    for (path, args) in [
+        (&path, "--temp 0"),
+        (&path, "--top-k 40 --repeat-penalty 1.2"),
+        (&alone, "--temp 0"),
+    ] {
+        let run = |args: &str| {
+            let common = "-p the -n 60 -s 3 --ignore-eos --budget 16M --json";
+            with("run", path, &format!("{common} {args}")).json()
+        };
         let full = run(args);
         assert_eq!(full["head"], "full");
         assert!(full["head_rows"].is_null());

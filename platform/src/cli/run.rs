@@ -501,6 +501,8 @@ fn report(
             "threads": options.threads,
             "seed": job.params.seed,
             "model": info.name,
+            "head": info.head.name(),
+            "head_rows": outcome.decoded.head_rows(),
             "allocations": outcome.allocations,
         });
         if let (true, Some(object)) = (info.packed, summary.as_object_mut()) {
@@ -510,8 +512,6 @@ fn report(
             object.insert("miss_ratio".into(), units.miss_ratio().into());
             object.insert("redundant_ratio".into(), units.redundant_ratio().into());
             object.insert("late_ratio".into(), units.late_ratio().into());
-            object.insert("head".into(), info.head.name().into());
-            object.insert("head_rows".into(), units.head_rows().into());
             object.insert("hidden".into(), units.hidden(outcome.decode_time).into());
         }
         if let (Print::JsonStream, Some(object)) = (job.print, summary.as_object_mut()) {
