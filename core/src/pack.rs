@@ -18,8 +18,11 @@ use crate::quant::QuantType;
 use crate::units::FileId;
 use layout::row_bytes;
 
-/// The version that this program writes and reads.
-pub const VERSION: u32 = 1;
+/// The newest version that this program reads; it writes packs with [sketched](GateSketch) gates in it.
+pub const VERSION: u32 = 2;
+
+/// The version of packs whose gates are matrices.
+pub const VERSION_MATRICES: u32 = 1;
 
 /// Tensors begin at multiples of this many bytes: the largest page and sector of the devices at hand.
 pub const ALIGNMENT: u64 = 4096;
@@ -92,6 +95,25 @@ pub struct Place {
     pub bytes: u64,
 }
 
+/// The gate's matrix in few bits (up's in an ungated network): what it gives is an estimate, and each unit
+/// begins with its exact row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GateSketch {
+    /// The rows `(ff, d)`, in pack order.
+    pub rows: Place,
+    /// Their type: one of [`GateSketch::TYPES`].
+    pub ty: QuantType,
+    /// Bytes of a row.
+    pub row_bytes: u32,
+    /// CRC32C of each row `(ff)`, as I32.
+    pub crcs: Place,
+}
+
+impl GateSketch {
+    /// Types that a sketch may have.
+    pub const TYPES: [QuantType; 2] = [QuantType::Q4_0, QuantType::Q2_K];
+}
+
 /// The units of one feed-forward network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PackedLayer {
@@ -103,6 +125,8 @@ pub struct PackedLayer {
     pub unit_bytes: u32,
     /// What a unit consists of.
     pub layout: UnitLayout,
+    /// What stands for the gate's matrix, where units begin with their own rows of it.
+    pub sketch: Option<GateSketch>,
     /// How its down column is to be read.
     pub down: Down,
     /// F16 `(ff / 32, d)`: row `b` holds the scales of the source's block `b` of every row, where
@@ -164,6 +188,8 @@ pub struct Pack<'m, 'a> {
 /// What the units of each layer consist of.
 #[derive(Clone, Copy)]
 struct Types<'a> {
+    /// Where gates are sketched.
+    gate: Option<Array<'a>>,
     down: Array<'a>,
     moved: Array<'a>,
     up: Option<Array<'a>>,
@@ -179,6 +205,9 @@ impl core::fmt::Debug for Pack<'_, '_> {
     }
 }
 
+/// Its presence says that gates are sketched.
+pub(crate) const GATE_TYPES: &str = "lean.gate.types";
+
 /// A tensor's name, put together without allocation.
 type Name = heapless::String<64>;
 
@@ -191,9 +220,16 @@ impl<'m, 'a> Pack<'m, 'a> {
         let Some(version) = model.first.get("lean.version") else {
             return Ok(None);
         };
-        match version.as_u32() {
-            Some(VERSION) => {}
+        let sketched = match version.as_u32() {
+            Some(VERSION_MATRICES) => false,
+            Some(VERSION) => true,
             found => return Err(PackError::Version { found }),
+        };
+        if !sketched && model.first.get(GATE_TYPES).is_some() {
+            return Err(PackError::Key {
+                key: GATE_TYPES,
+                expected: "absent in version 1",
+            });
         }
         let alignment = model.first.alignment();
         if !alignment.is_multiple_of(ALIGNMENT) {
@@ -238,7 +274,13 @@ impl<'m, 'a> Pack<'m, 'a> {
             source_bytes,
         };
         match ffn {
-            Ffn::Units => pack.read_units(hyper)?,
+            Ffn::Units => pack.read_units(hyper, sketched)?,
+            Ffn::Matrices if sketched => {
+                return Err(PackError::Key {
+                    key: "lean.ffn",
+                    expected: "units in version 2",
+                });
+            }
             Ffn::Matrices => {
                 let stray = |layer: &u32| pack.find(Some(*layer), "ffn_units").is_ok();
                 if let Some(layer) = (0..hyper.layers).find(stray) {
@@ -250,7 +292,7 @@ impl<'m, 'a> Pack<'m, 'a> {
     }
 
     /// What the metadata says of the units.
-    fn read_units(&mut self, hyper: &Hyper) -> Result<(), PackError> {
+    fn read_units(&mut self, hyper: &Hyper, sketched: bool) -> Result<(), PackError> {
         let model = &self.model;
         let order = text(model, "lean.order")?;
         self.order = Order::from_name(order).ok_or(PackError::Key {
@@ -266,6 +308,11 @@ impl<'m, 'a> Pack<'m, 'a> {
                 })?;
         let array = |key, ty| per_layer(model, hyper, key, ty);
         self.types = Some(Types {
+            gate: if sketched {
+                Some(array(GATE_TYPES, ValueType::U32)?)
+            } else {
+                None
+            },
             down: array("lean.down.types", ValueType::U32)?,
             moved: array("lean.down.moved", ValueType::Bool)?,
             up: if hyper.act.gated() {
@@ -299,7 +346,11 @@ impl<'m, 'a> Pack<'m, 'a> {
             Some(types) => Some(ty_at(types, layer, "lean.up.types")?),
             None => None,
         };
-        let layout = UnitLayout::new(up, down, self.d).ok_or(PackError::Unit {
+        let gate = match &types.gate {
+            Some(types) => Some(ty_at(types, layer, GATE_TYPES)?),
+            None => None,
+        };
+        let layout = UnitLayout::new(gate, up, down, self.d).ok_or(PackError::Unit {
             layer: Some(layer),
             d: self.d,
         })?;
@@ -320,6 +371,10 @@ impl<'m, 'a> Pack<'m, 'a> {
             count: self.ff,
             unit_bytes,
             layout,
+            sketch: match gate {
+                Some(_) => Some(self.sketch(layer, types.up.is_some())?),
+                None => None,
+            },
             down,
             scales: apart(down.has_scales(), "ffn_down.scales")?,
             mins: apart(down.has_mins(), "ffn_down.mins")?,
@@ -371,6 +426,32 @@ impl<'m, 'a> Pack<'m, 'a> {
             row,
             crc_at,
         }))
+    }
+
+    fn sketch(&self, layer: u32, gated: bool) -> Result<GateSketch, PackError> {
+        let (d, ff) = (u64::from(self.d), u64::from(self.ff));
+        let (rows, crcs) = if gated {
+            ("ffn_gate.sketch", "ffn_gate.sketch_crc")
+        } else {
+            ("ffn_up.sketch", "ffn_up.sketch_crc")
+        };
+        let found = self.find(Some(layer), rows)?.1.ty;
+        let known = |ty: &QuantType| GateSketch::TYPES.contains(ty);
+        let ty = found.quant().filter(known).ok_or(PackError::Type {
+            layer: Some(layer),
+            name: rows,
+            expected: "Q4_0 or Q2_K",
+            found: found.name(),
+        })?;
+        Ok(GateSketch {
+            rows: self.place(Some(layer), rows, ty.into(), &[d, ff])?,
+            ty,
+            row_bytes: row_bytes(ty, self.d).ok_or(PackError::Unit {
+                layer: Some(layer),
+                d: self.d,
+            })?,
+            crcs: self.place(Some(layer), crcs, Element::I32, &[ff])?,
+        })
     }
 
     /// A tensor of the pack, checked against its type and shape.

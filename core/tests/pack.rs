@@ -107,6 +107,16 @@ fn the_networks_may_stay_matrices() {
         unknown.contains("lean.ffn must be units or matrices"),
         "{unknown}"
     );
+    // Sketched gates choose units.
+    let mut second = head_alone("matrices", false);
+    let key = b"lean.version";
+    let at = second.windows(key.len()).position(|part| part == key);
+    second[at.expect("the key") + key.len() + 4] = 2;
+    let sketched = told(&second);
+    assert!(
+        sketched.contains("lean.ffn must be units in version 2"),
+        "{sketched}"
+    );
     // With units it must be said what they are.
     let units = told(&head_alone("units", false));
     assert!(units.contains("lacks lean.order"), "{units}");
@@ -118,8 +128,8 @@ fn every_key_counts() {
     for (key, value, message) in [
         (
             "lean.version",
-            Some((4, vec![2, 0, 0, 0])),
-            "version 2 of the format, this program reads version 1",
+            Some((4, vec![3, 0, 0, 0])),
+            "version 3 of the format, this program reads versions 1 to 2",
         ),
         ("lean.version", text("1"), "lean.version is no number"),
         ("lean.source.sha256", None, "lacks lean.source.sha256"),
@@ -273,6 +283,114 @@ fn every_tensor_counts() {
         ..Lie::default()
     };
     assert!(read(&pack(&headless)).unwrap().unwrap().head.is_none());
+}
+
+#[test]
+fn sketched_gates_stand_before_their_units_rows() {
+    let of = |lie: Lie| {
+        read(&pack(&Lie {
+            sketch: true,
+            ..lie
+        }))
+    };
+    let found = of(Lie::default()).unwrap().unwrap();
+    let [first, second] = &found.layers[..] else {
+        panic!("two layers")
+    };
+    assert_eq!((first.unit_bytes, second.unit_bytes), (204, 172));
+    let row = Some((QuantType::Q8_0, 68));
+    let layout = first.layout;
+    assert_eq!((layout.gate, layout.up), (row, row));
+    assert_eq!(
+        (layout.up_at, layout.down_at, layout.crc_at),
+        (68, 136, 200)
+    );
+    let sketch = first.sketch.unwrap();
+    assert_eq!((sketch.ty, sketch.row_bytes), (QuantType::Q4_0, 36));
+    assert_eq!((sketch.rows.bytes, sketch.crcs.bytes), (FF * 36, FF * 4));
+
+    let keys = [
+        ("lean.gate.types", None, "lacks lean.gate.types"),
+        (
+            "lean.gate.types",
+            Some((9, u32s(&[8]))),
+            "one value for each layer",
+        ),
+        (
+            "lean.gate.types",
+            Some((9, u32s(&[8, 26]))),
+            "lean.gate.types must be types",
+        ),
+        // Super-blocks of 256 don't divide rows of 64.
+        (
+            "lean.gate.types",
+            Some((9, u32s(&[8, 12]))),
+            "can't be stored as layer 1 says",
+        ),
+        (
+            "lean.version",
+            Some((4, vec![1, 0, 0, 0])),
+            "lean.gate.types must be absent in version 1",
+        ),
+    ];
+    for (key, value, message) in keys {
+        let error = of(Lie {
+            key,
+            value,
+            ..Lie::default()
+        });
+        let error = error.err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains(message), "{key}: {error:?}, not {message:?}");
+    }
+    let tensors = [
+        (
+            "blk.1.ffn_gate.sketch",
+            None,
+            "lacks tensor blk.1.ffn_gate.sketch;",
+        ),
+        (
+            "blk.0.ffn_gate.sketch",
+            Some((vec![D, FF], 8, FF * 68)),
+            "has type Q8_0, it must have Q4_0 or Q2_K",
+        ),
+        (
+            "blk.0.ffn_gate.sketch",
+            Some((vec![D, FF], 24, FF * D)),
+            "has type I8, it must have Q4_0 or Q2_K",
+        ),
+        (
+            "blk.0.ffn_gate.sketch",
+            Some((vec![D, FF - 1], 2, (FF - 1) * 36)),
+            "has 31 values along dimension 1",
+        ),
+        (
+            "blk.0.ffn_gate.sketch_crc",
+            None,
+            "lacks tensor blk.0.ffn_gate.sketch_crc",
+        ),
+        (
+            "blk.1.ffn_gate.sketch_crc",
+            Some((vec![FF + 1], 26, (FF + 1) * 4)),
+            "has 33 values along dimension 0",
+        ),
+        (
+            "blk.1.ffn_units",
+            Some((vec![UNIT, FF], 24, UNIT * FF)),
+            "has 136 values along dimension 0, it must have 172",
+        ),
+    ];
+    for (tensor, info, message) in tensors {
+        let error = of(Lie {
+            tensor,
+            info,
+            ..Lie::default()
+        });
+        let error = error.err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(
+            error.contains(message),
+            "{tensor}: {error:?}, not {message:?}"
+        );
+    }
 }
 
 #[test]

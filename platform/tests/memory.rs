@@ -78,7 +78,7 @@ fn long_prompts_and_scoring_stay_within_too() {
     }
 }
 
-/// A packed model in every mode: exact and sparse, each policy, each head, and scoring.
+/// A packed model in every mode: exact and sparse, each policy, each head, scoring, and sketched gates.
 #[test]
 fn packed_models_stay_within_and_allocate_nothing() {
     let test = "packed_models_stay_within_and_allocate_nothing";
@@ -91,6 +91,15 @@ fn packed_models_stay_within_and_allocate_nothing() {
     command.arg(&path).arg(&pack);
     let packed = finish(command.spawn().expect("the program starts"));
     assert_eq!(packed.code, 0, "{}", packed.stderr);
+    let sketched = scratch.join("sketched.lean");
+    let mut command = program(["pack", "--json", "--gates", "sketch"]);
+    command.arg(&path).arg(&sketched);
+    let packed = finish(command.spawn().expect("the program starts"));
+    assert_eq!(packed.code, 0, "{}", packed.stderr);
+    for (mib, args) in [(40, ""), (64, "--keep 1 -b 7"), (64, "--head fast")] {
+        let ran = with("run", &sketched, &format!("{RUN} --budget {mib}M {args}"));
+        check(&ran, mib << 20, args);
+    }
     for (mib, args) in [
         (40, "--mode exact"),
         (64, "--mode exact --policy lru-window"),

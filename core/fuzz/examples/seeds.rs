@@ -74,6 +74,11 @@ fn main() -> std::io::Result<()> {
     };
     fs::write(corpus.join("floats"), pack(&singles))?;
     fs::write(corpus.join("head"), head_alone("matrices", false))?;
+    let sketched = Lie {
+        sketch: true,
+        ..Lie::default()
+    };
+    fs::write(corpus.join("sketched"), pack(&sketched))?;
     traces(&Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/trace"))
 }
 

@@ -52,6 +52,17 @@ fn read_everything(pack: &Pack<'_, '_>, data: &[u8]) {
         let count = layer.count as usize;
         assert_eq!(bytes(layer.units).len(), count * layer.unit_bytes as usize);
         assert_eq!(layout.crc_at + CRC_BYTES, layer.unit_bytes);
+        let part = |row: Option<(_, u32)>| row.map_or(0, |(_, bytes)| bytes);
+        assert_eq!(part(layout.gate), layout.up_at);
+        assert_eq!(layout.up_at + part(layout.up), layout.down_at);
+        assert_eq!(layer.sketch.is_some(), layout.gate.is_some());
+        if let Some(sketch) = layer.sketch {
+            assert_eq!(
+                bytes(sketch.rows).len(),
+                count * sketch.row_bytes as usize
+            );
+            assert_eq!(bytes(sketch.crcs).len(), 4 * count);
+        }
         assert!(layout.down_at + layout.down_bytes <= layout.crc_at);
         assert!(layer.unit_bytes.is_multiple_of(4));
         assert_eq!(layer.scales.is_some(), layer.down.has_scales());

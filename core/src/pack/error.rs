@@ -105,7 +105,8 @@ impl fmt::Display for PackError {
             }
             Self::Version { found: Some(found) } => write!(
                 f,
-                "packed in version {found} of the format, this program reads version {}; {AGAIN}",
+                "packed in version {found} of the format, this program reads versions {} to {}; {AGAIN}",
+                super::VERSION_MATRICES,
                 super::VERSION
             ),
             Self::Alignment { alignment } => write!(

@@ -84,11 +84,17 @@ impl Down {
     }
 }
 
-/// Where a unit's parts lie in its bytes. Up first, then down, zeros up to a multiple of 4, the CRC.
+/// Where a unit's parts lie in its bytes. The gate's row if it is there, up, down, zeros up to a multiple of
+/// 4, the CRC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UnitLayout {
-    /// The up row's type and bytes, from byte 0; `None` in an ungated network.
+    /// Type and bytes, from byte 0, of the row that decides whether the neuron is active: the gate's, or
+    /// up's in an ungated network. `None` where it stands in a matrix of its own.
+    pub gate: Option<(QuantType, u32)>,
+    /// The up row's type and bytes; `None` in an ungated network.
     pub up: Option<(QuantType, u32)>,
+    /// First byte of the up row.
+    pub up_at: u32,
     /// First byte of the down column.
     pub down_at: u32,
     /// Bytes of the down column.
@@ -99,16 +105,20 @@ pub struct UnitLayout {
 
 impl UnitLayout {
     /// The layout of the units of a network `d` wide; `None` when a row or a column can't be stored.
-    pub fn new(up: Option<QuantType>, down: Down, d: u32) -> Option<Self> {
-        let up = match up {
-            Some(ty) => Some((ty, row_bytes(ty, d)?)),
-            None => None,
+    pub fn new(gate: Option<QuantType>, up: Option<QuantType>, down: Down, d: u32) -> Option<Self> {
+        let row = |ty: Option<QuantType>| match ty {
+            Some(ty) => Some(Some((ty, row_bytes(ty, d)?))),
+            None => Some(None),
         };
-        let down_at = up.map_or(0, |(_, bytes)| bytes);
+        let (gate, up) = (row(gate)?, row(up)?);
+        let up_at = gate.map_or(0, |(_, bytes)| bytes);
+        let down_at = up_at.checked_add(up.map_or(0, |(_, bytes)| bytes))?;
         let down_bytes = down.column_bytes(d)?;
         let crc_at = crc_at(down_at.checked_add(down_bytes)?)?;
         Some(Self {
+            gate,
             up,
+            up_at,
             down_at,
             down_bytes,
             crc_at,
@@ -140,12 +150,21 @@ mod tests {
     fn units_are_up_down_padding_crc() {
         // SmolLM2 with relu: rows of Q8_0, 576 wide.
         let down = Down::moved(QuantType::Q8_0).unwrap();
-        let layout = UnitLayout::new(Some(QuantType::Q8_0), down, 576).unwrap();
+        let layout = UnitLayout::new(None, Some(QuantType::Q8_0), down, 576).unwrap();
         assert_eq!((layout.down_at, layout.down_bytes), (612, 576));
         assert_eq!((layout.crc_at, layout.unit_bytes()), (1188, 1192));
-        // Ungated, 17-byte columns: padded to 20.
+        // With the gate's row.
+        let gate = Some(QuantType::F16);
+        let layout = UnitLayout::new(gate, Some(QuantType::Q8_0), down, 576).unwrap();
+        assert_eq!((layout.up_at, layout.down_at), (1152, 1152 + 612));
+        assert_eq!(layout.unit_bytes(), 1152 + 1192);
+        let huge = UnitLayout::new(Some(QuantType::F32), gate, down, 1 << 29);
+        assert_eq!(huge.map(|layout| layout.up_at), Some(1 << 31));
+        let more = UnitLayout::new(Some(QuantType::F32), Some(QuantType::F32), down, 1 << 29);
+        assert_eq!(more, None, "rows longer than 32 bits count");
+        // Ungated, 18-byte columns: padded to 20.
         let rows = Down::rows(QuantType::Q4_0).unwrap();
-        let layout = UnitLayout::new(None, rows, 32).unwrap();
+        let layout = UnitLayout::new(None, None, rows, 32).unwrap();
         assert_eq!((layout.down_at, layout.down_bytes), (0, 18));
         assert_eq!((layout.crc_at, layout.unit_bytes()), (20, 24));
     }

@@ -7,6 +7,7 @@ use super::{
     Vector, VectorId, matrix_of,
 };
 use crate::gguf::{Gguf, Tensor, TensorIndex, Value};
+use crate::pack::GATE_TYPES;
 use crate::quant::QuantType;
 use crate::units::FileId;
 
@@ -396,7 +397,8 @@ impl<'a> Model<'_, 'a> {
         Ok([out, None, None])
     }
 
-    /// The first matrices of a layer's feed-forward network: gate and up, or up alone.
+    /// The first matrices of a layer's feed-forward network: gate and up, or up alone; of a packed layer the
+    /// gate, or its sketch, in the gate's or up's place.
     pub(super) fn up(
         &self,
         sink: &mut impl Sink,
@@ -405,7 +407,12 @@ impl<'a> Model<'_, 'a> {
     ) -> Result<Linears, PlanError<'a>> {
         let (ff, d) = (hyper.ff, hyper.d);
         let packed = self.packed(layer);
-        let names = ("ffn_gate.weight", "ffn_gate.bias");
+        let sketched = packed && self.get_raw(GATE_TYPES).is_some();
+        let names = if sketched {
+            ("ffn_gate.sketch", "ffn_gate.bias")
+        } else {
+            ("ffn_gate.weight", "ffn_gate.bias")
+        };
         let gate = if hyper.act.gated() {
             self.linear(sink, layer, names, ff, d)?
         } else {
@@ -414,7 +421,12 @@ impl<'a> Model<'_, 'a> {
         if packed && gate.is_some() {
             return Ok([gate, None, None]);
         }
-        let up = self.linear(sink, layer, ("ffn_up.weight", "ffn_up.bias"), ff, d)?;
+        let names = if sketched {
+            ("ffn_up.sketch", "ffn_up.bias")
+        } else {
+            ("ffn_up.weight", "ffn_up.bias")
+        };
+        let up = self.linear(sink, layer, names, ff, d)?;
         Ok(if gate.is_some() {
             [gate, up, None]
         } else {

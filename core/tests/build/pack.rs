@@ -1,5 +1,5 @@
 //! A small packed model, byte by byte: two layers with columns moved from Q8_0 and Q4_1, a head in two
-//! planes. Data is zeros. Small enough for a fuzzer to grow from.
+//! planes; with or without sketches of the gates. Data is zeros. Small enough for a fuzzer to grow from.
 
 use super::{Build, array};
 
@@ -45,9 +45,11 @@ pub fn model() -> Build {
         .tensor("token_embd.weight", &[D, VOCAB], 8, VOCAB * 68)
 }
 
-/// What a test changes: a key that is left out or replaced, a tensor likewise.
+/// What a test changes: a key that is left out or replaced, a tensor likewise. Of a pack with gates as
+/// matrices, or sketched.
 #[derive(Default)]
 pub struct Lie {
+    pub sketch: bool,
     pub key: &'static str,
     pub value: Option<(u32, Vec<u8>)>,
     pub tensor: &'static str,
@@ -73,8 +75,9 @@ pub fn head_alone(ffn: &str, stray: bool) -> Vec<u8> {
 pub fn pack(lie: &Lie) -> Vec<u8> {
     let mut build = model();
     let text = |s: &str| (8, super::string(s));
-    let keys: [(&str, (u32, Vec<u8>)); 8] = [
-        ("lean.version", (4, 1u32.to_le_bytes().to_vec())),
+    let version = if lie.sketch { 2u32 } else { 1 };
+    let mut keys: Vec<(&str, (u32, Vec<u8>))> = vec![
+        ("lean.version", (4, version.to_le_bytes().to_vec())),
         ("lean.source.sha256", text(SHA)),
         ("lean.source.bytes", (10, 1234u64.to_le_bytes().to_vec())),
         ("lean.order", text("frequency")),
@@ -83,6 +86,11 @@ pub fn pack(lie: &Lie) -> Vec<u8> {
         ("lean.down.moved", (9, bools(&[1, 1]))),
         ("lean.up.types", (9, u32s(&[8, 8]))),
     ];
+    // The gate's rows, Q8_0.
+    let gate = if lie.sketch { 68 } else { 0 };
+    if lie.sketch {
+        keys.push(("lean.gate.types", (9, u32s(&[8, 8]))));
+    }
     for (key, (ty, value)) in keys {
         if key != lie.key {
             build = build.raw(key, ty, &value);
@@ -90,16 +98,17 @@ pub fn pack(lie: &Lie) -> Vec<u8> {
             build = build.raw(key, *ty, value);
         }
     }
+    let unit = UNIT + gate;
     let scales = (vec![D, FF / 32], 1, D * FF / 32 * 2);
-    let tensors = [
-        ("blk.0.ffn_units", (vec![UNIT, FF], 24, UNIT * FF)),
+    let mut tensors = vec![
+        ("blk.0.ffn_units", (vec![unit, FF], 24, unit * FF)),
         ("blk.0.ffn_down.scales", scales.clone()),
         ("blk.0.ffn_order", (vec![FF], 26, FF * 4)),
         ("blk.0.ffn_stats", (vec![FF, 3], 0, FF * 12)),
         // Q4_1 columns: half as many bytes, and minimums.
         (
             "blk.1.ffn_units",
-            (vec![UNIT - 32, FF], 24, (UNIT - 32) * FF),
+            (vec![unit - 32, FF], 24, (unit - 32) * FF),
         ),
         ("blk.1.ffn_down.scales", scales.clone()),
         ("blk.1.ffn_down.mins", scales),
@@ -109,6 +118,16 @@ pub fn pack(lie: &Lie) -> Vec<u8> {
         ("output.sketch_error", (vec![VOCAB], 0, VOCAB * 4)),
         ("output.units", (vec![72, VOCAB], 24, 72 * VOCAB)),
     ];
+    if lie.sketch {
+        let rows = (vec![D, FF], 2, FF * 36);
+        let crcs = (vec![FF], 26, FF * 4);
+        tensors.extend([
+            ("blk.0.ffn_gate.sketch", rows.clone()),
+            ("blk.0.ffn_gate.sketch_crc", crcs.clone()),
+            ("blk.1.ffn_gate.sketch", rows),
+            ("blk.1.ffn_gate.sketch_crc", crcs),
+        ]);
+    }
     for (name, info) in tensors {
         if name != lie.tensor {
             build = build.tensor(name, &info.0, info.1, info.2);

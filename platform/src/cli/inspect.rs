@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use leanstream_core::gguf::Value as Meta;
 use leanstream_core::ledger::Kind;
-use leanstream_core::pack::Ffn;
+use leanstream_core::pack::{Ffn, PackedLayer};
 use serde_json::{Value, json};
 
 use super::output::{print, say};
@@ -233,6 +233,8 @@ fn packed(pack: &Described) -> Value {
         json!({
             "units": layer.count,
             "unit_bytes": layer.unit_bytes,
+            "gate": layer.layout.gate.map(|(ty, _)| ty.name()),
+            "sketch": layer.sketch.map(|sketch| sketch.ty.name()),
             "up": layer.layout.up.map(|(ty, _)| ty.name()),
             "down": layer.down.ty().name(),
             "moved": layer.down.is_moved(),
@@ -284,9 +286,14 @@ fn packed_text(pack: &Described) -> String {
     if pack.ffn == Ffn::Matrices {
         return format!("{source}\n  feed-forward networks as matrices\n{head}\n");
     }
+    let sketch = |layer: &PackedLayer| layer.sketch.map(|sketch| sketch.rows.bytes);
+    let gates = match pack.layers.iter().filter_map(sketch).sum() {
+        0 => "matrices".into(),
+        bytes => format!("sketches of {} in all", mib(bytes)),
+    };
     format!(
         "{source}\n  {} layers of {} units of {size} bytes, {} in all; {} order, \
-         {calibrated}\n  down columns: {}\n{head}\n",
+         {calibrated}\n  gates: {gates}\n  down columns: {}\n{head}\n",
         pack.hyper.layers,
         pack.hyper.ff,
         mib(pack.unit_bytes()),

@@ -13,7 +13,7 @@ use super::output::{print, say};
 use super::setup::{self, Machine, Need};
 use crate::budget::{Resident, held};
 use crate::error::{Error, mib};
-use crate::pack::{self, Options, Report, calibrate};
+use crate::pack::{self, Gates, Options, Report, calibrate};
 use crate::run::model::Headers;
 use crate::run::session::Wanted;
 
@@ -42,6 +42,10 @@ pub struct Pack {
     /// quantized anew to q8_0, q5_0 or q4_0 (default: auto)
     #[argh(option)]
     down: Option<String>,
+    /// what is kept of the gates: matrix, or sketch: 4.5 bits a weight, which choose the neurons, whose
+    /// exact gates are read with them; such a pack runs in --mode sparse only (default: matrix)
+    #[argh(option)]
+    gates: Option<String>,
     /// order of the units: frequency, coactivation or file (default: frequency)
     #[argh(option)]
     order: Option<String>,
@@ -57,6 +61,15 @@ impl Pack {
     pub(super) fn execute(&self) -> Result<(), Error> {
         let ffn = self.ffn()?;
         let down = self.down()?;
+        let gates = match self.gates.as_deref() {
+            None | Some("matrix") => Gates::Matrix,
+            Some("sketch") => Gates::Sketch,
+            Some(other) => {
+                return Err(Error::Usage(format!(
+                    "--gates: '{other}' is not a way to keep them; matrix or sketch"
+                )));
+            }
+        };
         let (model, out) = (&self.model.0, &self.out.0);
         let machine = Machine {
             budget: self.budget.as_deref(),
@@ -94,6 +107,7 @@ impl Pack {
         let options = Options {
             ffn,
             down,
+            gates,
             order,
             calibrate: text.as_deref(),
             session: machine.options(&info, &weights, need, held())?,
@@ -122,6 +136,7 @@ impl Pack {
         })?;
         let of_units = [
             ("--down", self.down.is_some()),
+            ("--gates", self.gates.is_some()),
             ("--order", self.order.is_some()),
             ("--calibrate", self.calibrate.is_some()),
         ];
@@ -170,8 +185,12 @@ impl Pack {
             0 => "not calibrated".into(),
             tokens => format!("{:.1}% active over {tokens} tokens", 100.0 * mean),
         };
+        let gates = match report.gates {
+            None => String::new(),
+            Some((ty, loss)) => format!(", gates sketched in {ty} (a relative loss of {loss:.5})"),
+        };
         let about = format!(
-            "units of {} bytes in {} order, down columns {} ({loss}), {active}",
+            "units of {} bytes in {} order, down columns {} ({loss}){gates}, {active}",
             report.unit_bytes,
             report.order.name(),
             report.down,
@@ -202,6 +221,8 @@ impl Pack {
             "unit_bytes": report.unit_bytes,
             "down": report.down,
             "down_loss": report.down_loss,
+            "gates": report.gates.map_or("matrix", |(ty, _)| ty.name()),
+            "gates_loss": report.gates.map_or(0.0, |(_, loss)| loss),
             "order": report.order.name(),
             "active_share": { "mean": mean, "layers": layers },
             "calibration_tokens": report.calibration_tokens,

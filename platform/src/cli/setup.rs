@@ -20,6 +20,7 @@ use crate::io::{self, Direct};
 use crate::run::advice::budget_for_units;
 use crate::run::kv::KvType;
 use crate::run::model::{self, Info, Weights};
+use crate::run::packed::Packed;
 use crate::run::session::{Options, Wanted};
 use crate::signals;
 use leanstream_core::plan::Head;
@@ -74,7 +75,7 @@ macro_rules! runs_a_model {
             #[argh(option)]
             fault: Option<String>,
             /// of a packed model: exact computes every active neuron; sparse leaves out what is not in
-            /// memory and matters little (default: exact, or sparse with --keep)
+            /// memory and matters little (default: exact; sparse with --keep, and of a pack with sketched gates)
             #[argh(option)]
             mode: Option<String>,
             /// share of a layer's active neurons, the most important ones, that are read when they are
@@ -274,7 +275,8 @@ impl<'a> Machine<'a> {
         if self.batch == Some(0) {
             return Err(usage("--batch-size", &"at least one token"));
         }
-        let select = self.select()?;
+        let packed = weights.packed.as_ref();
+        let select = self.select(packed.is_some_and(Packed::sketched))?;
         let policy = match self.policy {
             None => Name::Refine,
             Some(name) => Name::from_name(name)
@@ -419,14 +421,21 @@ pub fn mode(select: Select) -> &'static str {
 }
 
 impl Machine<'_> {
-    /// Which chosen units are used.
-    fn select(&self) -> Result<Select, Error> {
+    /// Which chosen units are used; of a pack with sketched gates or not.
+    fn select(&self, sketched: bool) -> Result<Select, Error> {
         let sparse = match self.mode {
-            None => self.keep.is_some(),
+            None => sketched || self.keep.is_some(),
             Some("exact") if self.keep.is_some() => {
                 return Err(Error::Usage(
                     "--keep leaves neurons out, --mode exact computes all: give one of them".into(),
                 ));
+            }
+            Some("exact") if sketched => {
+                return Err(Error::Usage(format!(
+                    "--mode exact: {} has sketches of its gates, which may miss active neurons; it runs in --mode sparse. \
+                     For exact runs pack the model with its gates: leanstream pack MODEL OUT.lean --gates matrix",
+                    self.model.display()
+                )));
             }
             Some("exact") => false,
             Some("sparse") => true,

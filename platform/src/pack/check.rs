@@ -91,7 +91,7 @@ impl Described {
         self.layers.iter().map(|layer| layer.units.bytes).sum()
     }
 
-    /// Checks every unit's CRC and every order; returns the number of units.
+    /// Checks every unit's CRC, those of the gates' sketches, and every order; returns the number of units.
     ///
     /// # Errors
     /// The first unit that isn't what was packed, by layer and number; what can't be read.
@@ -99,6 +99,7 @@ impl Described {
         let mut units = 0;
         for (number, layer) in (0u32..).zip(&self.layers) {
             self.check_order(number, layer)?;
+            self.check_sketch(number, layer)?;
             let name = format!("layer {number}");
             self.check_units(&name, &layer.units, layer.unit_bytes, layer.layout.crc_at)?;
             units += u64::from(layer.count);
@@ -131,6 +132,42 @@ impl Described {
                 }
             }
             first += bytes.len() / unit_bytes;
+            Ok(())
+        })
+    }
+
+    fn check_sketch(&self, number: u32, layer: &PackedLayer) -> Result<(), Error> {
+        let Some(sketch) = &layer.sketch else {
+            return Ok(());
+        };
+        let mut crcs = Vec::new();
+        let mut bytes = vec![0; sketch.crcs.bytes as usize];
+        self.each_part(&sketch.crcs, &mut bytes, |bytes| {
+            crcs.extend(
+                bytes
+                    .as_chunks::<4>()
+                    .0
+                    .iter()
+                    .map(|b| u32::from_le_bytes(*b)),
+            );
+            Ok(())
+        })?;
+        let row = sketch.row_bytes as usize;
+        let mut part = vec![0; (PART / row).max(1) * row];
+        let mut first = 0;
+        self.each_part(&sketch.rows, &mut part, |bytes| {
+            let rows = bytes.chunks_exact(row);
+            let count = rows.len();
+            for (index, (row, crc)) in rows.zip(&crcs[first..]).enumerate() {
+                if crc32c::crc32c(row) != *crc {
+                    return Err(format!(
+                        "row {} of the sketch of layer {number}'s gate isn't what was packed: its CRC32C doesn't match; \
+                         copy the file again, or pack the model again",
+                        first + index
+                    ));
+                }
+            }
+            first += count;
             Ok(())
         })
     }

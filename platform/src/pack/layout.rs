@@ -5,6 +5,7 @@ use leanstream_core::pack::{self, Down, SCALE_GROUP, UnitLayout};
 use leanstream_core::plan::Hyper;
 use leanstream_core::quant::QuantType;
 
+use super::Gates;
 use super::columns::Columns;
 use super::source::{Region, Source};
 use crate::error::Error;
@@ -21,6 +22,10 @@ pub enum Content {
         /// The layer.
         layer: usize,
     },
+    /// The gate of a layer in few bits.
+    GateSketch(usize),
+    /// A checksum of each of its rows. Follows the sketch.
+    GateCrcs(usize),
     /// The units of a layer. The four below follow.
     Units(usize),
     /// Scales of its moved columns.
@@ -52,9 +57,22 @@ pub struct Item {
     pub content: Content,
 }
 
+/// A gate's matrix (up's in an ungated network) that is sketched.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    /// The matrix.
+    pub rows: Region,
+    /// Its type.
+    pub ty: QuantType,
+    /// The sketch's.
+    pub sketch: QuantType,
+}
+
 /// How a layer is packed.
 #[derive(Clone, Debug)]
 pub struct Layer {
+    /// The gate's part, where units begin with its rows.
+    pub gate: Option<Gate>,
     /// The up matrix of a gated network.
     pub up: Option<Region>,
     /// The down matrix and its type.
@@ -94,14 +112,19 @@ impl Layout {
     ///
     /// # Errors
     /// A network that can't be packed.
-    pub fn new(source: &Source, hyper: &Hyper, down: Option<QuantType>) -> Result<Self, Error> {
+    pub fn new(
+        source: &Source,
+        hyper: &Hyper,
+        down: Option<QuantType>,
+        gates: Gates,
+    ) -> Result<Self, Error> {
         let mut layout = Self {
             items: Vec::new(),
             layers: Vec::new(),
             head: None,
         };
         for layer in 0..hyper.layers {
-            let layer = Layer::new(source, hyper, layer, down)?;
+            let layer = Layer::new(source, hyper, layer, down, gates)?;
             layout.layers.push(layer);
         }
         layout.head = head(source, hyper);
@@ -171,6 +194,12 @@ impl Layout {
         permuted.chain(turned).max().unwrap_or(0)
     }
 
+    /// Bytes of the largest gate that is held beside another matrix.
+    pub fn gate_bytes(&self) -> u64 {
+        let gates = self.layers.iter().flat_map(|layer| &layer.gate);
+        gates.map(|gate| gate.rows.bytes).max().unwrap_or(0)
+    }
+
     /// Bytes that the largest layer's columns take.
     pub fn columns_bytes(&self, hyper: &Hyper) -> u64 {
         let bytes = |layer: &Layer| {
@@ -195,12 +224,15 @@ impl Layout {
     /// The gate's part and what replaces the other matrices.
     fn network(&mut self, source: &Source, hyper: &Hyper, layer: usize) {
         let name = |part: &str| format!("blk.{layer}.{part}");
-        let gate = name(if hyper.act.gated() {
-            "ffn_gate.weight"
-        } else {
-            "ffn_up.weight"
-        });
-        if let Some(number) = source.tensors.iter().position(|tensor| tensor.name == gate) {
+        let part = gate_part(hyper);
+        let gate = name(&format!("{part}.weight"));
+        let (d, ff) = (u64::from(hyper.d), u64::from(hyper.ff));
+        if let Some(gate) = &self.layers[layer].gate {
+            let (ty, content) = (gate.sketch.into(), Content::GateSketch(layer));
+            self.push(name(&format!("{part}.sketch")), ty, &[d, ff], content);
+            let (crc, content) = (Element::I32, Content::GateCrcs(layer));
+            self.push(name(&format!("{part}.sketch_crc")), crc, &[ff], content);
+        } else if let Some(number) = source.tensors.iter().position(|tensor| tensor.name == gate) {
             let content = Content::Permuted {
                 tensor: number,
                 layer,
@@ -208,7 +240,6 @@ impl Layout {
             self.copy(&source.tensors[number], content);
         }
         let Layer { how, unit, .. } = self.layers[layer];
-        let (d, ff) = (u64::from(hyper.d), u64::from(hyper.ff));
         let units = [u64::from(unit.unit_bytes()), ff];
         let tables = [d, ff / u64::from(SCALE_GROUP)];
         let (half, single) = (QuantType::F16.into(), QuantType::F32.into());
@@ -261,6 +292,7 @@ impl Layer {
         hyper: &Hyper,
         layer: u32,
         down: Option<QuantType>,
+        gates: Gates,
     ) -> Result<Self, Error> {
         let bad = |why: String| Error::model(source.path(), why);
         let find = |part: &str| {
@@ -281,8 +313,17 @@ impl Layer {
         } else {
             None
         };
+        let gate = match gates {
+            Gates::Matrix => None,
+            Gates::Sketch => {
+                let (rows, ty) = find(&format!("{}.weight", gate_part(hyper)))?;
+                let sketch = sketch_type(ty, hyper.d).ok_or_else(|| no_sketch(&rows, ty, hyper))?;
+                Some(Gate { rows, ty, sketch })
+            }
+        };
         let unit = how.and_then(|how| {
-            let unit = UnitLayout::new(up.as_ref().map(|(_, ty)| *ty), how, hyper.d)?;
+            let first = gate.as_ref().map(|gate| gate.ty);
+            let unit = UnitLayout::new(first, up.as_ref().map(|(_, ty)| *ty), how, hyper.d)?;
             Some((how, unit))
         });
         let Some((how, unit)) = unit else {
@@ -293,12 +334,37 @@ impl Layer {
             )));
         };
         Ok(Self {
+            gate,
             up: up.map(|(region, _)| region),
             down: from,
             how,
             unit,
         })
     }
+}
+
+/// The matrix that decides which neurons are active.
+fn gate_part(hyper: &Hyper) -> &'static str {
+    if hyper.act.gated() {
+        "ffn_gate"
+    } else {
+        "ffn_up"
+    }
+}
+
+/// What a gate of type `ty` is sketched in; `None` where a sketch would save nothing.
+fn sketch_type(ty: QuantType, d: u32) -> Option<QuantType> {
+    let bytes = ty.row_bytes(d as usize)?;
+    let sketch = QuantType::Q4_0;
+    (sketch.row_bytes(d as usize)? < bytes).then_some(sketch)
+}
+
+fn no_sketch(rows: &Region, ty: QuantType, hyper: &Hyper) -> Error {
+    Error::Usage(format!(
+        "--gates sketch: {} has rows of {} values in {ty}; a sketch is of 4.5 bits a weight and whole blocks of 32, so it \
+         would save nothing here: leave --gates out",
+        rows.name, hyper.d
+    ))
 }
 
 fn head(source: &Source, hyper: &Hyper) -> Option<Head> {

@@ -7,6 +7,7 @@
 pub mod calibrate;
 pub mod check;
 mod columns;
+mod gate;
 mod head;
 mod layout;
 mod order;
@@ -32,17 +33,30 @@ use crate::run::session;
 use crate::signals;
 use calibrate::Seen;
 use columns::Columns;
+use gate::GateRows;
 use layout::{Content, Item, Layout};
 use source::Source;
 
+/// What a pack has of the gates.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Gates {
+    /// Their matrices.
+    #[default]
+    Matrix,
+    /// Sketches in few bits; the exact rows are the units'.
+    Sketch,
+}
+
 /// How a model is to be packed.
 pub struct Options<'a> {
-    /// What becomes of the feed-forward networks. Where they stay matrices, `down`, `order` and
+    /// What becomes of the feed-forward networks. Where they stay matrices, `down`, `gates`, `order` and
     /// `calibrate` say nothing.
     pub ffn: Ffn,
     /// What down columns are quantized to; `None` moves those that can be moved, and takes Q8_0 for
     /// the others.
     pub down: Option<QuantType>,
+    /// What becomes of the gates.
+    pub gates: Gates,
     /// How units are ordered.
     pub order: Order,
     /// What the model is calibrated on; without it, units are in the file's order.
@@ -75,6 +89,8 @@ pub struct Report {
     pub calibration_tokens: u32,
     /// Whether the head is in two planes.
     pub head: bool,
+    /// Type of the gates' sketches and their relative L2 error, where they are sketched.
+    pub gates: Option<(QuantType, f64)>,
 }
 
 /// What is being done, for a line of progress: its name, parts done, parts in all.
@@ -98,7 +114,7 @@ pub fn pack(
     let source = Source::open(&headers)?;
     let hyper = &info.hyper;
     let layout = match options.ffn {
-        Ffn::Units => Layout::new(&source, hyper, options.down)?,
+        Ffn::Units => Layout::new(&source, hyper, options.down, options.gates)?,
         Ffn::Matrices => Layout::head_alone(&source, hyper)?,
     };
     check_budget(&source, &layout, hyper, options, held())?;
@@ -134,7 +150,15 @@ pub fn pack(
     let down = down_name(&layout);
     let mut header = Header::aligned(pack::ALIGNMENT as u32);
     copy_metadata(&headers, &mut header)?;
-    header.u32("lean.version", pack::VERSION);
+    let sketched = layout.layers.iter().any(|layer| layer.gate.is_some());
+    header.u32(
+        "lean.version",
+        if sketched {
+            pack::VERSION
+        } else {
+            pack::VERSION_MATRICES
+        },
+    );
     header.str("lean.source.sha256", &source_sha256);
     header.u64("lean.source.bytes", source.bytes);
     header.str("lean.ffn", options.ffn.name());
@@ -162,6 +186,7 @@ pub fn pack(
         order,
         threads: options.session.threads as usize,
         matrix: Vec::new(),
+        gate: GateRows::default(),
         columns: Columns::default(),
         units: Vec::new(),
         units_of: None,
@@ -199,6 +224,10 @@ pub fn pack(
         active_share: seen.iter().map(share).collect(),
         calibration_tokens: tokens,
         head: layout.head.is_some(),
+        gates: layers
+            .first()
+            .and_then(|layer| layer.gate.as_ref())
+            .map(|gate| (gate.sketch, written.gate.loss())),
     })
 }
 
@@ -250,6 +279,7 @@ fn check_budget(
     held: u64,
 ) -> Result<(), Error> {
     let matrix = layout.matrix_bytes(source);
+    let gate = layout.gate_bytes();
     let columns = layout.columns_bytes(hyper);
     // Counts, strengths and, one layer at a time, order and statistics.
     let neurons = u64::from(hyper.ff) * (layout.layers.len() as u64 * 8 + 32);
@@ -266,6 +296,7 @@ fn check_budget(
         ("header", header),
         ("statistics", neurons),
         ("one matrix", matrix),
+        ("one gate", gate),
         ("one layer's columns", columns),
         ("head", head),
     ];
@@ -316,6 +347,10 @@ fn unit_metadata(header: &mut Header, layout: &Layout, hyper: &Hyper, order: Ord
         let types = layers.iter().flat_map(|layer| layer.unit.up);
         header.u32s("lean.up.types", types.map(|(ty, _)| ty as u32));
     }
+    if layers.iter().any(|layer| layer.gate.is_some()) {
+        let types = layers.iter().flat_map(|layer| layer.unit.gate);
+        header.u32s("lean.gate.types", types.map(|(ty, _)| ty as u32));
+    }
     header.str("lean.order", order.name());
     header.u32("lean.calibration.tokens", tokens);
 }
@@ -362,6 +397,8 @@ struct Written<'a> {
     threads: usize,
     /// One matrix of the source.
     matrix: Vec<u8>,
+    /// The gate of the layer that is written, where gates are sketched.
+    gate: GateRows,
     /// The columns of layer `units_of`.
     columns: Columns,
     /// Source neuron of each of its units.
@@ -382,6 +419,15 @@ impl Written<'_> {
         match item.content {
             Content::Copy(tensor) => self.copy(tensor, writer),
             Content::Permuted { tensor, layer } => self.permuted(tensor, layer, writer),
+            Content::GateSketch(layer) => {
+                self.turn_to(layer);
+                let gate = self.layout.layers[layer].gate.as_ref();
+                let gate = gate.expect("an item of it");
+                self.gate.sketch(self.source, gate, &self.units, writer)
+            }
+            Content::GateCrcs(_) => {
+                put_all(writer, self.gate.crcs.iter().map(|crc| crc.to_le_bytes()))
+            }
             Content::Units(layer) => self.layer(layer, writer),
             Content::Scales(_) => put(writer, &self.columns.scales),
             Content::Mins(_) => put(writer, &self.columns.mins),
@@ -394,6 +440,7 @@ impl Written<'_> {
                 // The head needs room of its own.
                 self.matrix = Vec::new();
                 self.columns = Columns::default();
+                self.gate.free();
                 let head = self.layout.head.as_ref().expect("an item of it");
                 let mut done = 0;
                 self.sketch_errors = head::sketch(self.source, head, self.threads, writer, |n| {
@@ -471,7 +518,9 @@ impl Written<'_> {
         let mut unit = vec![0; packed.unit.unit_bytes() as usize];
         for &neuron in &self.units {
             let neuron = neuron as usize;
-            let (up, down) = unit.split_at_mut(packed.unit.down_at as usize);
+            let (rows, down) = unit.split_at_mut(packed.unit.down_at as usize);
+            let (gate, up) = rows.split_at_mut(packed.unit.up_at as usize);
+            gate.copy_from_slice(self.gate.row(neuron, gate.len()));
             up.copy_from_slice(&self.matrix[neuron * up_bytes..][..up_bytes]);
             down[..column].copy_from_slice(&self.columns.bytes[neuron * column..][..column]);
             seal(&mut unit, packed.unit.crc_at as usize);

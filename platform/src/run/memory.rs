@@ -394,13 +394,14 @@ fn with_batch(
 /// What the store remembers of a slot.
 const UNIT_LISTS: u64 = size_of::<tables::Slot>() as u64;
 
-/// Bytes of a thread's scratch for up rows, and floats for columns.
+/// Bytes of a thread's scratch for gate or up rows, and floats for columns.
 fn unit_scratch(info: &Info, weights: &Weights, threads: u32) -> (usize, usize) {
     let row = weights
         .packed
         .iter()
         .flat_map(|packed| packed.layers())
-        .filter_map(|layer| layer.layout.up)
+        .flat_map(|layer| [layer.layout.gate, layer.layout.up])
+        .flatten()
         .map(|(_, bytes)| bytes as usize)
         .max();
     if info.packed {

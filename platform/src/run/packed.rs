@@ -170,6 +170,11 @@ impl Packed {
         &self.layers
     }
 
+    /// Whether the gates' products are estimates, and units begin with exact rows.
+    pub fn sketched(&self) -> bool {
+        self.layers.iter().any(|layer| layer.layout.gate.is_some())
+    }
+
     /// Units of a layer; where only the head is packed, most of its rows that are chosen at once.
     pub fn ff(&self) -> usize {
         self.ff

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use half::f16;
 use leanstream::error::Error;
-use leanstream::pack::{self, Options, Report};
+use leanstream::pack::{self, Gates, Options, Report};
 use leanstream::run::model;
 use leanstream_core::gguf::{Gguf, TensorIndex};
 use leanstream_core::pack::{Down, Ffn, Order, Pack, PackedHead, PackedLayer, Place};
@@ -21,6 +21,7 @@ pub fn options() -> Options<'static> {
     Options {
         ffn: Ffn::Units,
         down: None,
+        gates: Gates::Matrix,
         order: Order::Frequency,
         calibrate: Some(TEXT),
         session: run::options(512),
