@@ -5,6 +5,8 @@ smollm2 := cache / "SmolLM2-135M-Instruct.Q4_1.gguf"
 gemma3 := cache / "gemma-3-270m-q4_k_m.gguf"
 synth3b := cache / "synth-3b-q4_0.gguf"
 relu := cache / "smollm2-135m-relu.lean"
+synth7b := cache / "synth-7b-relu.lean"
+relu_trace := cache / "relu.trace"
 bin := "target/release/leanstream"
 
 # everything CI runs
@@ -73,6 +75,19 @@ bench-sparse text *args: build
 bench-policies-throttled: (bench-policies "target/policies-throttled.svg" "--throttle-read" "300M,80us")
 
 bench-sparse-throttled text: (bench-sparse text "--throttle-read" "300M,80us")
+
+# at the size of a 7B model: random weights (4 GB each for the model, which may go, and its pack), and the
+# active neurons of a trace of the ReLU model over TEXT; what is not there yet is made
+bench-7b text model=synth7b trace=relu_trace *args: build
+    test -e {{model}} || cargo run --release --example synth -- --shape 7b-relu -o {{without_extension(model)}}.gguf
+    test -e {{model}} || {{bin}} pack --calibrate none {{without_extension(model)}}.gguf {{model}}
+    test -e {{trace}} || {{bin}} trace -m {{relu}} -f {{text}} -n 600 -o {{trace}}
+    for slow in "" "--throttle-read 300M,80us"; do \
+        {{bin}} bench -m {{model}} --trace {{trace}} --budget ffn:20%,ffn:25% --policy refine,lfu,static,oneshot,lru-window --mode exact -n 32 -r 3 -t 2 $slow {{args}}; \
+        for keep in 0.7 0.5; do \
+            {{bin}} bench -m {{model}} --trace {{trace}} --budget ffn:20%,ffn:25% --policy refine --keep $keep -n 32 -r 3 -t 2 $slow {{args}}; \
+        done; \
+    done
 
 # beside llama.cpp, in turns on this machine; LLAMA_BENCH is your own build of it
 compare-resident llama_bench: build

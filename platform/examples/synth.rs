@@ -12,17 +12,16 @@ use leanstream_core::quant::QuantType;
 /// Make a GGUF model of random weights: same arguments, same bytes, on every machine.
 #[derive(FromArgs)]
 struct Args {
+    /// a whole shape: 7b-relu (4 GB) or tiny-relu; of the options below only --seed, --tokenizer-from
+    /// and -o go with it
+    #[argh(option)]
+    shape: Option<String>,
     /// llama (default), gemma3 or arcee
-    #[argh(option, default = "Arch::Llama", from_str_fn(arch))]
-    arch: Arch,
+    #[argh(option, from_str_fn(arch))]
+    arch: Option<Arch>,
     /// type of the matrices, such as q4_0 (default), q4_k, f32
-    #[argh(
-        option,
-        long = "type",
-        default = "QuantType::Q4_0",
-        from_str_fn(quant_type)
-    )]
-    ty: QuantType,
+    #[argh(option, long = "type", from_str_fn(quant_type))]
+    ty: Option<QuantType>,
     /// type of ffn_down; default: as --type
     #[argh(option, from_str_fn(quant_type))]
     down_type: Option<QuantType>,
@@ -30,17 +29,17 @@ struct Args {
     #[argh(option, from_str_fn(quant_type))]
     embed_type: Option<QuantType>,
     /// width of the residual stream (default 256)
-    #[argh(option, default = "256")]
-    d: u32,
+    #[argh(option)]
+    d: Option<u32>,
     /// layers (default 2; gemma3: 7)
     #[argh(option)]
     layers: Option<u32>,
     /// FFN neurons per layer (default 512)
-    #[argh(option, default = "512")]
-    ff: u32,
+    #[argh(option)]
+    ff: Option<u32>,
     /// query heads (default 4)
-    #[argh(option, default = "4")]
-    heads: u32,
+    #[argh(option)]
+    heads: Option<u32>,
     /// key and value heads (default: half the heads)
     #[argh(option)]
     kv_heads: Option<u32>,
@@ -51,14 +50,14 @@ struct Args {
     #[argh(option)]
     vocab: Option<u32>,
     /// context length (default 8192)
-    #[argh(option, default = "8192")]
-    ctx: u32,
+    #[argh(option)]
+    ctx: Option<u32>,
     /// base of the rotary frequencies (default 10000; gemma3: 1000000)
     #[argh(option)]
     rope_base: Option<f32>,
     /// gemma3: sliding window of local layers (default 512)
-    #[argh(option, default = "512")]
-    window: u32,
+    #[argh(option)]
+    window: Option<u32>,
     /// FFN activation: silu (default), relu or gelu, written as llama.hidden_activation
     #[argh(option, from_str_fn(activation))]
     act: Option<&'static str>,
@@ -112,29 +111,70 @@ fn make(args: &Args) -> Result<u64, Box<dyn std::error::Error>> {
         Some(model) => (vocab::tokens_of(model), Vocab::Of(model)),
         None => (vocab::LEAST, Vocab::BuiltIn),
     };
-    let small = Spec::small(args.arch, args.ty, args.seed);
-    let spec = Spec {
-        down_ty: args.down_type.unwrap_or(args.ty),
-        embed_ty: args.embed_type.unwrap_or(args.ty),
-        d: args.d,
-        layers: args.layers.unwrap_or(small.layers),
-        ff: args.ff,
-        heads: args.heads,
-        kv_heads: args.kv_heads.unwrap_or(args.heads.div_ceil(2)),
-        head_dim: args
-            .head_dim
-            .unwrap_or(args.d.checked_div(args.heads).unwrap_or(0)),
-        vocab: args.vocab.unwrap_or(tokens),
-        ctx: args.ctx,
-        rope_base: args.rope_base.unwrap_or(small.rope_base),
-        window: args.window,
-        activation: args.act,
-        tied: args.tied || small.tied,
-        bias: args.bias,
-        rope_scaling: args.rope_scaling,
-        ..small
+    let spec = match &args.shape {
+        None => args.spec(tokens),
+        Some(name) if !args.shaped() => Spec::named(name, args.seed)
+            .ok_or_else(|| format!("--shape: {name} is none of {}", Spec::SHAPES.join(", ")))?,
+        Some(name) => {
+            return Err(format!(
+                "--shape {name} says it all; with it go --seed, --tokenizer-from and -o"
+            )
+            .into());
+        }
     };
     Ok(spec.write(&vocab, Path::new(&args.output))?)
+}
+
+impl Args {
+    /// Whether anything is said that a shape says.
+    fn shaped(&self) -> bool {
+        let numbers = [
+            self.d,
+            self.layers,
+            self.ff,
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            self.vocab,
+            self.ctx,
+            self.window,
+        ];
+        let types = [self.ty, self.down_type, self.embed_type];
+        numbers.iter().any(Option::is_some)
+            || types.iter().any(Option::is_some)
+            || self.arch.is_some()
+            || self.act.is_some()
+            || self.rope_base.is_some()
+            || self.rope_scaling.is_some()
+            || self.tied
+            || self.bias
+    }
+
+    /// The options as a model of `tokens` tokens.
+    fn spec(&self, tokens: u32) -> Spec {
+        let ty = self.ty.unwrap_or(QuantType::Q4_0);
+        let small = Spec::small(self.arch.unwrap_or(Arch::Llama), ty, self.seed);
+        let (d, heads) = (self.d.unwrap_or(small.d), self.heads.unwrap_or(small.heads));
+        Spec {
+            down_ty: self.down_type.unwrap_or(ty),
+            embed_ty: self.embed_type.unwrap_or(ty),
+            d,
+            layers: self.layers.unwrap_or(small.layers),
+            ff: self.ff.unwrap_or(small.ff),
+            heads,
+            kv_heads: self.kv_heads.unwrap_or(heads.div_ceil(2)),
+            head_dim: self.head_dim.unwrap_or(d.checked_div(heads).unwrap_or(0)),
+            vocab: self.vocab.unwrap_or(tokens),
+            ctx: self.ctx.unwrap_or(8192),
+            rope_base: self.rope_base.unwrap_or(small.rope_base),
+            window: self.window.unwrap_or(512),
+            activation: self.act,
+            tied: self.tied || small.tied,
+            bias: self.bias,
+            rope_scaling: self.rope_scaling,
+            ..small
+        }
+    }
 }
 
 fn arch(name: &str) -> Result<Arch, String> {

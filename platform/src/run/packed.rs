@@ -13,6 +13,7 @@ use leanstream_core::sparse::tables::Stat;
 use super::head::HeadParts;
 use crate::cpu::units::{Columns, Stored};
 use crate::error::Error;
+use crate::trace::Shape;
 
 /// Rows of a round of the head, where no layer says how many units are chosen at once.
 const ROUND: usize = 2048;
@@ -34,6 +35,8 @@ pub struct Packed {
     /// The head, where its sketch is used.
     head: Option<PackedHead>,
     head_parts: Option<HeadParts>,
+    /// What says which units are used, in place of the gates.
+    shape: Option<Shape>,
 }
 
 impl Packed {
@@ -80,6 +83,7 @@ impl Packed {
             starts: Vec::with_capacity(layers.len()),
             head: head.map(|(_, place)| place),
             head_parts: None,
+            shape: None,
             layers: Vec::new(),
         };
         let mut seen = vec![0; ff.div_ceil(8)];
@@ -162,7 +166,24 @@ impl Packed {
         let layers = self.layers.capacity() * (size_of::<PackedLayer>() + size_of::<[usize; 3]>());
         let parts = self.head_parts.as_ref();
         let errors = parts.map_or(0, |parts| parts.errors.capacity() * 4);
-        (halves + norms + stats + layers + errors) as u64
+        let shape = self.shape.as_ref().map_or(0, Shape::bytes);
+        (halves + norms + stats + layers + errors) as u64 + shape
+    }
+
+    /// Lets `shape` say which units decoded tokens use, and what a calibration would have found.
+    pub fn stand_in(&mut self, shape: Shape) {
+        let units = (0..self.layers.len() as u32)
+            .flat_map(|layer| (0..self.ff as u32).map(move |unit| (layer, unit)));
+        for ((layer, unit), (stat, norm)) in units.zip(self.stats.iter_mut().zip(&mut self.norms)) {
+            *stat = Stat::new(shape.prior(layer, unit));
+            *norm = shape.mean(layer, unit);
+        }
+        self.shape = Some(shape);
+    }
+
+    /// What says which units are used, in place of the gates.
+    pub fn shape(&self) -> Option<&Shape> {
+        self.shape.as_ref()
     }
 
     /// The layers.

@@ -316,6 +316,10 @@ impl Shared {
                     }
                 }
             }
+            if let Some(shape) = room.packed.shape() {
+                let scores = room.scores_wanted.then(|| own(&room.scores, 0..ff));
+                count = shape.choose(layer, chosen, scores);
+            }
         }
         room.count.store(count as u32, Ordering::Relaxed);
     }
@@ -326,6 +330,10 @@ impl Shared {
         let Op::Units { post, .. } = self.steps[order.step as usize].op else {
             unreachable!("only sparse layers are looked ahead of")
         };
+        if let Some(shape) = room.packed.shape() {
+            let computed = room.item_range(0..order.split as usize).len();
+            shape.look(computed, room.chosen().len());
+        }
         let b = self.lane(order);
         let d = self.hyper.d as usize;
         let x = own(&b.x, 0..d);
@@ -372,6 +380,9 @@ impl Shared {
                 count += 1;
                 likely += usize::from(g > 0.0);
             }
+        }
+        if let Some(shape) = room.packed.shape() {
+            (count, likely) = shape.foresee(layer, foreseen);
         }
         let foreseen = &mut foreseen[..count];
         foreseen.sort_unstable_by(|a, b| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index)));

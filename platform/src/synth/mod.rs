@@ -184,6 +184,38 @@ impl Spec {
         }
     }
 
+    /// A shape by name, one of [`Spec::SHAPES`]: `7b-relu`, a Llama of 7B (4 GB) with a ReLU gate and
+    /// nine times SmolLM2-135M's neurons a layer, so that a trace of that can stand for its active
+    /// sets; `tiny-relu`, the same in small, for tests.
+    pub fn named(name: &str, seed: u64) -> Option<Self> {
+        let relu = Self {
+            activation: Some("relu"),
+            ..Self::small(Arch::Llama, QuantType::Q4_0, seed)
+        };
+        match name {
+            "7b-relu" => Some(Self {
+                d: 4096,
+                layers: 32,
+                ff: 9 * 1536,
+                heads: 32,
+                kv_heads: 8,
+                head_dim: 128,
+                vocab: 32_000,
+                ctx: 8192,
+                ..relu
+            }),
+            "tiny-relu" => Some(Self {
+                layers: 4,
+                ff: 9 * 128,
+                ..relu
+            }),
+            _ => None,
+        }
+    }
+
+    /// The names that [`Spec::named`] knows.
+    pub const SHAPES: [&str; 2] = ["7b-relu", "tiny-relu"];
+
     /// Bytes of tensor data the file will have.
     ///
     /// # Errors
@@ -460,6 +492,19 @@ fn write_floats(writer: &mut Writer, values: impl Iterator<Item = f32>) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn named_shapes_can_be_made_and_have_their_size() {
+        for name in Spec::SHAPES {
+            let spec = Spec::named(name, 0).expect("a shape");
+            assert_eq!(spec.activation, Some("relu"));
+            assert!(spec.data_bytes().is_ok(), "{name}");
+        }
+        let bytes = |name| Spec::named(name, 0).unwrap().data_bytes().unwrap();
+        assert!((3_900_000_000..4_200_000_000).contains(&bytes("7b-relu")));
+        assert!(bytes("tiny-relu") < 4 << 20);
+        assert_eq!(Spec::named("7b", 0), None);
+    }
 
     #[test]
     fn impossible_shapes_are_errors_that_say_what() {

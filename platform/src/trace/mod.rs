@@ -2,8 +2,10 @@
 
 mod record;
 mod sets;
+mod shape;
 mod simulate;
 
 pub use record::{Meta, ReadKind, Recorder};
 pub use sets::{Recall, Sets};
+pub use shape::{Recorded, Shape};
 pub use simulate::{Machine, Outcome, least_slots, simulate};

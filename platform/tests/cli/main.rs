@@ -4,6 +4,7 @@
 mod common;
 
 mod bench_packed;
+mod bench_trace;
 mod budget;
 mod commands;
 mod errors;

@@ -7,6 +7,7 @@
 mod one;
 mod plot;
 mod table;
+mod traced;
 
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -17,6 +18,7 @@ use serde_json::{Map, Value, json};
 
 use self::plot::{Figure, Plot};
 use self::table::Table;
+use self::traced::{Label, SHORT};
 use super::args::PathArg;
 use super::output::{Out, say};
 use super::setup::{self, Longest, Machine, Need, runs_a_model};
@@ -44,9 +46,9 @@ runs_a_model! {
     /// under more than one --policy, a comma list.
     #[argh(subcommand, name = "bench")]
     pub struct Bench {
-        /// prompt tokens of the prompt test, a comma list; 0 for none (default: 512)
-        #[argh(option, short = 'p', long = "prompt-tokens", default = "\"512\".into()")]
-        prompt_tokens: String,
+        /// prompt tokens of the prompt test, a comma list; 0 for none (default: 512; 0 with --trace)
+        #[argh(option, short = 'p', long = "prompt-tokens")]
+        prompt_tokens: Option<String>,
         /// tokens of the generation test, a comma list; 0 for none (default: 128)
         #[argh(option, short = 'n', long = "gen-tokens", default = "\"128\".into()")]
         gen_tokens: String,
@@ -60,6 +62,10 @@ runs_a_model! {
         /// depends on it (default: the built-in text that packs are calibrated on)
         #[argh(option)]
         text: Option<PathArg>,
+        /// of a packed model with random weights: take the active neurons from this trace of a smaller one
+        /// (leanstream trace), each for several; reads and arithmetic are real, the text is meaningless
+        #[argh(option)]
+        trace: Option<PathArg>,
         /// of a packed model, under every budget and policy: its perplexity over the first 1024
         /// tokens of this file, taken in one at a time
         #[argh(option)]
@@ -96,7 +102,7 @@ impl Bench {
         if self.repeat == 0 || self.repeat > 1000 {
             return Err(Error::Usage("-r: from 1 to 1000".into()));
         }
-        let tests = tests(&self.prompt_tokens, &self.gen_tokens)?;
+        let tests = self.tests()?;
         if let Some(one) = std::env::var_os(ONE) {
             let index: usize = one.to_string_lossy().parse().unwrap_or(0);
             let test = *tests
@@ -111,17 +117,17 @@ impl Bench {
         };
         let (budgets, policies) = (items(&self.budget), items(&self.policy));
         let (info, options) = self.check(&policies)?;
+        let label = self.label(&info, &tests)?;
+        if let Some(label) = &label {
+            say(&format!("leanstream: {}", label.sentence()));
+        }
         let plot = self.plot.as_ref().map(|path| Plot::begin(&path.0));
         let plot = plot.transpose()?;
         let bandwidth = bandwidth(&info, &options)?;
         let mut rows = Rows {
             out: Out::new(),
             table: markdown.then(|| Table::new(info.packed)),
-            figure: Figure::new(&match options.select {
-                _ if !info.packed => info.kind.clone(),
-                Select::All => format!("{}, every active neuron", info.kind),
-                Select::Top(keep) => format!("{}, --keep {keep}", info.kind),
-            }),
+            figure: Figure::new(&title(&info, &options, label.as_ref())),
             failed: None,
         };
         for &budget in &budgets {
@@ -158,6 +164,9 @@ impl Bench {
                             let found = perplexity.clone().unwrap_or(Value::Null);
                             object.insert("perplexity".into(), found);
                         }
+                    }
+                    if let Some(label) = &label {
+                        object.insert("trace".into(), label.json());
                     }
                     rows.add(object)?;
                 }
@@ -212,11 +221,14 @@ impl Bench {
     fn start(&self, machine: &Machine<'_>, index: usize) -> Result<Map<String, Value>, Error> {
         let mut command = program("bench", machine)?;
         command
-            .args(["-p", &self.prompt_tokens, "-n", &self.gen_tokens])
+            .args(["-p", self.prompts(), "-n", &self.gen_tokens])
             .args(["-r", &self.repeat.to_string()])
             .env(ONE, index.to_string());
         if let Some(text) = &self.text {
             command.arg("--text").arg(&text.0);
+        }
+        if let Some(trace) = &self.trace {
+            command.arg("--trace").arg(&trace.0);
         }
         let (status, said) = output(command)?;
         match serde_json::from_slice(&said) {
@@ -225,6 +237,19 @@ impl Bench {
             }
             _ => Err(ended(status)),
         }
+    }
+}
+
+/// What a figure is of.
+fn title(info: &Info, options: &Options, label: Option<&Label>) -> String {
+    let of = match label {
+        Some(_) => format!("{}, {SHORT}", info.kind),
+        None => info.kind.clone(),
+    };
+    match options.select {
+        _ if !info.packed => of,
+        Select::All => format!("{of}, every active neuron"),
+        Select::Top(keep) => format!("{of}, --keep {keep}"),
     }
 }
 

@@ -20,10 +20,11 @@ use leanstream_core::sparse::Select;
 /// Before a packed model generates, it takes in a prompt of so many tokens, then so many one by one,
 /// until its cache holds what the text uses.
 const PROMPT: usize = 32;
-const UNTIMED: usize = 32;
+pub(super) const UNTIMED: usize = 32;
 
 /// What the model takes in. Which neurons of a packed model are active depends on it, so there it is
-/// a text; of any other model all weights are used whatever it is, so there it is made up.
+/// a text; of any other model all weights are used whatever it is, and a trace says itself which neurons
+/// are active, so there it is made up.
 enum Feed {
     MadeUp { vocab: u32 },
     Text { tokens: Vec<u32>, bos: Option<u32> },
@@ -53,11 +54,14 @@ impl Bench {
     /// Runs it and prints its object.
     pub(super) fn one(&self, test: Test, allocator: &Counting) -> Result<(), Error> {
         let (info, mut weights) = self.machine().load()?;
+        self.stand_in(&info, &mut weights)?;
         let pass_bytes = weights.pass_bytes();
         let feed = self.feed(&info)?;
         // Generation follows this; the first pass of any model fills its cache, it isn't generation.
         let (prompt, untimed) = match (&feed, test.prompt) {
             (_, prompt @ 1..) => (prompt as usize, 0),
+            // A prompt would go by the gates.
+            (Feed::MadeUp { .. }, 0) if self.trace.is_some() => (1, UNTIMED),
             (Feed::MadeUp { .. }, 0) => (1, 0),
             (Feed::Text { .. }, 0) => (PROMPT, UNTIMED),
         };
@@ -74,6 +78,7 @@ impl Bench {
             Ok(memory) => memory,
             Err(error) => return Err(tell(error, &info, &options, test)),
         };
+        self.refuse_large(&options)?;
         let arena = memory.plan.ledger.get(Kind::Arena);
         let batch = memory.plan.batch;
         // Of the neurons alone; the rows of a sketched head share their slots.
@@ -184,7 +189,7 @@ impl Bench {
 
     /// What this model takes in.
     fn feed(&self, info: &Info) -> Result<Feed, Error> {
-        if !info.packed {
+        if !info.packed || self.trace.is_some() {
             return Ok(Feed::MadeUp {
                 vocab: info.hyper.vocab,
             });

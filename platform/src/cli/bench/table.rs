@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use super::traced::SHORT;
 use crate::error::mib;
 
 /// A column: its heading, whether it is a number, and a row's entry.
@@ -30,7 +31,7 @@ const DENSE: [Column; 11] = [
 
 /// Those of a packed model.
 const PACKED: [Column; 15] = [
-    ("model", false, |row| row.text("model_type").into()),
+    ("model", false, |row| row.model()),
     ("size", true, |row| row.mib("model_size")),
     ("budget", true, |row| row.mib("budget_bytes")),
     ("FFN cache", true, |row| row.percent("unit_slots_share")),
@@ -119,6 +120,15 @@ impl Row<'_> {
         }
     }
 
+    /// What it is, and whether it is more than a shape.
+    fn model(&self) -> String {
+        let kind = self.text("model_type");
+        match self.0.get("trace") {
+            Some(_) => format!("{kind}, {SHORT}"),
+            None => kind.into(),
+        }
+    }
+
     fn mode(&self) -> String {
         match self.number("keep") {
             Some(keep) => format!("{} {keep}", self.text("mode")),
@@ -176,6 +186,14 @@ mod tests {
             assert!(first.contains("| 3.0 MiB | - |") && first.contains("| 12.35 ± 0.50 |"));
             assert_eq!(first.contains("| lfu | sparse 0.5 |"), packed);
             assert_eq!(first.contains("| 6.2% |"), packed);
+            assert!(first.contains("| llama Q8_0 |"));
         }
+        let mut object = object;
+        object.insert("trace".into(), json!({}));
+        assert!(
+            Table::new(true)
+                .row(&object)
+                .contains("| llama Q8_0, sets of a trace |")
+        );
     }
 }
