@@ -9,6 +9,9 @@ use std::process::{Command, Stdio};
 use common::Scratch;
 use common::cli::{BIN, Ran, finish, larger, program, small, with};
 use common::packs::{Read, TEXT};
+use leanstream::synth::vocab::Vocab;
+use leanstream::synth::{Arch, Spec};
+use leanstream_core::quant::QuantType;
 use serde_json::Value;
 
 fn pack(from: &Path, to: &Path, args: &str) -> Ran {
@@ -77,6 +80,95 @@ fn a_pack_is_made_checked_and_shown() {
     );
 }
 
+/// What has room in a budget, and what a token reads beside it by the calibration.
+#[test]
+fn a_plan_tells_what_units_have_room_and_what_is_read() {
+    let scratch = Scratch::new("pack-plan");
+    let from = scratch.join("model.gguf");
+    let to = scratch.join("model.lean");
+    let spec = Spec {
+        d: 256,
+        ff: 1024,
+        layers: 6,
+        vocab: 2500,
+        activation: Some("relu"),
+        ..Spec::small(Arch::Llama, QuantType::Q8_0, 7)
+    };
+    spec.write(&Vocab::BuiltIn, &from).expect("a model");
+    assert_eq!(pack(&from, &to, "").code, 0);
+    let read = Read::open(&to);
+    let mut units: Vec<f32> = Vec::new();
+    for layer in &read.layers {
+        let stats = read.floats(layer.stats);
+        units.extend(&stats[..layer.count as usize]);
+    }
+    units.sort_by(|a, b| b.total_cmp(a));
+    let used: f64 = units.iter().map(|share| f64::from(*share)).sum();
+    let near = |a: f64, b: f64| (a - b).abs() <= 1e-3 * b.abs() + 1.0;
+
+    let list = "ffn:0%,ffn:25%,ffn:50%,ffn:100%";
+    let plans = with("inspect", &to, &format!("--json -t 1 --budget {list}")).json();
+    for (plan, least) in plans["plans"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip([0, 25, 50, 100])
+    {
+        let number = |key: &str| plan[key].as_f64().expect(key);
+        let of = |key: &str| plan["units"][key].as_f64().expect(key);
+        assert_eq!(of("count"), 6.0 * 1024.0);
+        assert!(of("share") * 100.0 >= f64::from(least), "{plan}");
+        let slots = of("slots") as usize;
+        let missing = units.iter().skip(slots).map(|share| f64::from(*share));
+        let missing: f64 = missing.sum();
+        let bytes = of("bytes_per_token");
+        assert!(near(of("used_per_token"), used), "{plan}");
+        assert!(near(of("missing_per_token"), missing), "{missing} {plan}");
+        // With what is read along.
+        let units = missing * f64::from(read.layers[0].unit_bytes);
+        assert!(
+            bytes >= units && bytes < 3.0 * units + 1.0,
+            "{units} {plan}"
+        );
+        assert_eq!(bytes == 0.0, least == 100);
+        let dense = number("weights_bytes") - number("resident_bytes");
+        assert!(
+            near(number("streamed_bytes_per_token"), dense + bytes),
+            "{plan}"
+        );
+        assert!(number("least_budget_bytes") < number("budget_bytes"));
+        assert!(plan["head_sketch_bytes"].is_null());
+    }
+    let least = plans["plans"][0]["least_budget_bytes"].as_u64().unwrap();
+    let run = |args: &str| with("run", &to, &format!("-p the -n 2 -c 512 -t 1 {args}")).code;
+    assert_eq!(run(&format!("--budget {}", least + (1 << 20))), 0);
+    assert_eq!(run(&format!("--budget {}", least - (1 << 20))), 4);
+
+    // Of what is missing, a sparse run reads a part.
+    let plan = |args: &str| {
+        with("inspect", &to, &format!("--json -t 1 {args}")).json()["plans"][0].clone()
+    };
+    let all = plan("--budget ffn:25%")["units"]["missing_per_token"].clone();
+    let half = plan("--budget ffn:25% --keep 0.5")["units"]["missing_per_token"].clone();
+    assert!(near(all.as_f64().unwrap(), 2.0 * half.as_f64().unwrap()));
+    let sketched = plan("--budget ffn:25% --head exact");
+    assert_eq!(sketched["head"], "exact");
+    assert_eq!(
+        sketched["head_sketch_bytes"],
+        read.head.unwrap().sketch.bytes
+    );
+
+    let text = with("inspect", &to, "--no-tensors --budget ffn:25% --head fast").text();
+    for what in [
+        "of 6144 units",
+        "the head's sketch of",
+        "tokens/s at",
+        "the least is",
+    ] {
+        assert!(text.contains(what), "{text}");
+    }
+}
+
 /// `--ffn matrices` packs the head alone.
 #[test]
 fn a_head_alone_is_packed_checked_and_shown() {
@@ -96,8 +188,9 @@ fn a_head_alone_is_packed_checked_and_shown() {
     assert_eq!(checked["units_checked"], head.count);
     let text = with("inspect", &to, "--no-tensors").text();
     assert!(text.contains("feed-forward networks as matrices"), "{text}");
-    let shown = with("inspect", &to, "--json").json();
+    let shown = with("inspect", &to, "--json --head exact").json();
     assert_eq!(shown["pack"]["ffn"], "matrices");
+    assert_eq!(shown["plans"][0]["head_rows"], head.count);
     assert_eq!(shown["pack"]["layers"].as_array().unwrap().len(), 0);
     assert_eq!(with("inspect", &from, "--json").json()["pack"], Value::Null);
 
@@ -113,8 +206,10 @@ fn a_head_alone_is_packed_checked_and_shown() {
     let at = at(&file).expect("the matrix's name");
     file[at + 10] = b'x';
     fs::write(&to, &file).unwrap();
-    let said = with("verify", &to, "").failed(3).to_owned();
-    assert!(said.contains("blk.1.ffn_down.weight is missing"), "{said}");
+    for command in ["verify", "inspect"] {
+        let said = with(command, &to, "").failed(3).to_owned();
+        assert!(said.contains("blk.1.ffn_down.weight is missing"), "{said}");
+    }
 
     for args in [
         "--down q4_0",

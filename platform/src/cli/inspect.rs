@@ -1,20 +1,19 @@
 //! `leanstream inspect`: what is in a model, and how it would run in a budget.
 
+mod plan;
+
 use std::fmt::Write as _;
 
 use leanstream_core::gguf::Value as Meta;
-use leanstream_core::ledger::Kind;
 use leanstream_core::pack::{Ffn, PackedLayer};
 use serde_json::{Value, json};
 
 use super::output::{print, say};
-use super::setup::{self, Need, runs_a_model};
-use crate::budget::{held, parse_size};
+use super::setup::{Machine, runs_a_model};
+use crate::budget::parse_size;
 use crate::error::{Error, mib};
 use crate::pack::check::{Described, describe};
-use crate::run::memory::table;
 use crate::run::model::Headers;
-use crate::run::session::{Memory, Wanted};
 
 /// Elements of a metadata array that are shown.
 const SHOWN_MAX: usize = 6;
@@ -75,8 +74,6 @@ impl Inspect {
         let pack = describe(&headers)?;
         drop(headers);
         let budgets: Vec<Option<&str>> = match &self.budget {
-            // A plan of the dense model needs matrices that a pack doesn't have.
-            _ if pack.is_some() => Vec::new(),
             None => vec![None],
             Some(list) => list.split(',').map(|item| Some(item.trim())).collect(),
         };
@@ -84,7 +81,11 @@ impl Inspect {
         let several = budgets.len() > 1;
         let mut result = Ok(());
         for budget in budgets {
-            plans.push(match self.plan(budget, bandwidth) {
+            let machine = Machine {
+                budget,
+                ..self.machine()
+            };
+            plans.push(match plan::plan(&machine, self.ctx_size, bandwidth) {
                 // One that is too small says so; the others are shown all the same.
                 Err(error @ Error::Budget { .. }) if several => {
                     say(&format!("leanstream: {error}"));
@@ -134,82 +135,6 @@ impl Inspect {
         }
         print(&out)?;
         result
-    }
-
-    /// The plan for one budget, as JSON and as text.
-    fn plan(&self, budget: Option<&str>, bandwidth: u64) -> Result<(Value, String), Error> {
-        let (info, mut weights) = self.machine().load()?;
-        let pass_bytes = weights.pass_bytes();
-        let need = Need {
-            context: self.ctx_size,
-            prompt: self.ctx_size,
-            score: false,
-            one_by_one: false,
-            wanted: Wanted::BEST,
-        };
-        let held = held();
-        let options = setup::Machine {
-            budget,
-            ..self.machine()
-        }
-        .options(&info, &weights, need, held)?;
-        let memory = Memory::new(&info, &mut weights, &options, held)?;
-        let plan = &memory.plan;
-        let kept = plan.kept();
-        let resident = pass_bytes as f64 * f64::from(kept) / f64::from(plan.planned.max(1));
-        let streamed = pass_bytes as f64 - resident;
-        let rate = if streamed >= 1.0 {
-            Some(bandwidth as f64 / streamed)
-        } else {
-            None
-        };
-        let ledger: serde_json::Map<String, Value> = plan
-            .ledger
-            .iter()
-            .map(|(kind, bytes)| (kind.name().to_owned(), bytes.into()))
-            .collect();
-        let object = json!({
-            "budget_bytes": options.budget,
-            "held_bytes": plan.ledger.total(),
-            "ledger": ledger,
-            "context": self.ctx_size,
-            "batch": plan.batch,
-            "slots": plan.slots,
-            "slot_bytes": plan.slot_bytes,
-            "pieces": plan.planned,
-            "kept_pieces": kept,
-            "weights_bytes": pass_bytes,
-            "resident_bytes": resident as u64,
-            "streamed_bytes_per_token": streamed as u64,
-            "bandwidth": bandwidth,
-            "disk_bound_tokens_per_s": rate,
-        });
-        let speed = rate.map_or(
-            "nothing is read again: as fast as memory allows".into(),
-            |rate| {
-                format!(
-                    "at most {rate:.2} tokens/s at {:.2} GB/s",
-                    bandwidth as f64 / 1e9
-                )
-            },
-        );
-        let text = format!(
-            "budget {} (context {}, prompt batches of {}):\n{}\n  of {} of weights {} stay ({} of {} pieces), {} are \
-             read for each token: {speed}\n  arena: {} slots of {} KiB, {}\n",
-            mib(options.budget),
-            self.ctx_size,
-            plan.batch,
-            table(&plan.ledger),
-            mib(pass_bytes),
-            mib(resident as u64),
-            kept,
-            plan.planned,
-            mib(streamed as u64),
-            plan.slots,
-            plan.slot_bytes >> 10,
-            mib(plan.ledger.get(Kind::Arena)),
-        );
-        Ok((object, text))
     }
 }
 

@@ -228,6 +228,11 @@ impl Packed {
         self.head_parts.take()
     }
 
+    /// Share of the calibration's tokens that used each unit `(layers, ff)`, until the store has them.
+    pub fn priors(&self) -> impl Iterator<Item = f32> + '_ {
+        self.stats.iter().map(Stat::prior)
+    }
+
     /// The calibrated use of all units, for the store to go on with.
     pub fn take_stats(&mut self) -> Vec<Stat> {
         std::mem::take(&mut self.stats)
