@@ -39,8 +39,13 @@ fn both(scratch: &Scratch, name: &str, spec: &Spec) -> (PathBuf, PathBuf) {
     spec.write(&Vocab::BuiltIn, &from).expect("a model");
     let report = pack_with(&from, &to, &sketched()).expect("a pack");
     let (ty, loss) = report.gates.expect("sketches");
-    assert_eq!(ty, QuantType::Q4_0);
-    assert!((0.03..0.13).contains(&loss), "{name}: {loss}");
+    let few = spec.ty == QuantType::Q4_0 || spec.ty == QuantType::Q4_K;
+    let (wanted, range) = match few {
+        true => (QuantType::Q2_K, 0.2..0.3),
+        false => (QuantType::Q4_0, 0.03..0.13),
+    };
+    assert_eq!(ty, wanted);
+    assert!(range.contains(&loss), "{name}: {loss}");
     (from, to)
 }
 
@@ -100,13 +105,17 @@ fn exact_rows_decide() {
         ff: 512,
         ..Spec::small(Arch::Arcee, QuantType::Q8_0, 4)
     };
-    for (name, spec) in [("relu", relu(QuantType::F16)), ("arcee", arcee)] {
+    for (name, spec, most) in [
+        ("relu", relu(QuantType::F16), 0.006),
+        ("arcee", arcee, 0.006),
+        ("relu-q4_0", relu(QuantType::Q4_0), 0.025),
+    ] {
         let (from, to) = both(&scratch, name, &spec);
         let errors = errors(&from, &to, 5);
         assert!(errors[0] < 2e-4, "{name}: {errors:?}");
-        // What the sketch misses: gates near zero. Measured: 0.0026 for relu.
+        // What the sketch misses: gates near zero. Measured: 0.0026 for relu, 0.011 for relu-q4_0 (2 bits).
         for error in &errors[1..] {
-            assert!(*error < 0.006, "{name}: {errors:?}");
+            assert!(*error < most, "{name}: {errors:?}");
         }
     }
 }
@@ -210,6 +219,7 @@ fn the_pack_holds_rows_and_sketches() {
     let cases = [
         ("relu", relu(QuantType::Q8_0), "ffn_gate"),
         ("arcee", arcee, "ffn_up"),
+        ("relu-q4_k", relu(QuantType::Q4_K), "ffn_gate"),
     ];
     for (name, spec, part) in cases {
         let (from, to) = both(&scratch, name, &spec);
@@ -232,7 +242,12 @@ fn the_pack_holds_rows_and_sketches() {
                 assert!(is_sound(stored, layer.layout.crc_at as usize));
                 let (near, wanted) = (&coarse[unit * d..][..d], &values[neuron * d..][..d]);
                 let error = relative_l2(&wide(near), &wide(wanted));
-                assert!(error < 0.13, "{name} {number} {unit}: {error}");
+                let most = if sketch.ty == QuantType::Q2_K {
+                    0.35
+                } else {
+                    0.13
+                };
+                assert!(error < most, "{name} {number} {unit}: {error}");
                 assert_eq!(u32::from_le_bytes(crcs[unit]), crc32c::crc32c(row));
             }
         }
@@ -278,13 +293,17 @@ fn damage_is_named_by_row() {
 fn a_gate_of_few_bits_is_not_sketched() {
     let scratch = Scratch::new("sketch-refused");
     let (from, to) = (scratch.join("m.gguf"), scratch.join("m.lean"));
-    for ty in [QuantType::Q4_0, QuantType::Q4_K] {
-        relu(ty).write(&Vocab::BuiltIn, &from).expect("a model");
+    let narrow = Spec {
+        d: 192,
+        ..relu(QuantType::Q4_0)
+    };
+    for spec in [narrow, relu(QuantType::Q3_K), relu(QuantType::Q2_K)] {
+        spec.write(&Vocab::BuiltIn, &from).expect("a model");
         let error = pack_with(&from, &to, &sketched()).expect_err("a refusal");
         assert!(matches!(error, Error::Usage(_)), "{error}");
         let said = error.to_string();
         assert!(
-            said.contains("blk.0.ffn_gate.weight") && said.contains("would save nothing"),
+            said.contains("blk.0.ffn_gate.weight") && said.contains("would save too little"),
             "{said}"
         );
     }

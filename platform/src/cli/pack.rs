@@ -42,7 +42,7 @@ pub struct Pack {
     /// quantized anew to q8_0, q5_0 or q4_0 (default: auto)
     #[argh(option)]
     down: Option<String>,
-    /// what is kept of the gates: matrix, or sketch: 4.5 bits a weight, which choose the neurons, whose
+    /// what is kept of the gates: matrix, or sketch: 4.5 or 2.6 bits a weight, which choose the neurons, whose
     /// exact gates are read with them; such a pack runs in --mode sparse only (default: matrix)
     #[argh(option)]
     gates: Option<String>,

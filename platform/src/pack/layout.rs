@@ -352,17 +352,24 @@ fn gate_part(hyper: &Hyper) -> &'static str {
     }
 }
 
-/// What a gate of type `ty` is sketched in; `None` where a sketch would save nothing.
+/// What a gate of type `ty` is sketched in; `None` where a sketch would save too little. Q4_0 misses 5% of the
+/// active neurons and Q2_K 16% (`DESIGN.md`), so that Q2_K is for gates of four bits alone.
 fn sketch_type(ty: QuantType, d: u32) -> Option<QuantType> {
-    let bytes = ty.row_bytes(d as usize)?;
-    let sketch = QuantType::Q4_0;
-    (sketch.row_bytes(d as usize)? < bytes).then_some(sketch)
+    let bytes = |ty: QuantType| ty.row_bytes(d as usize);
+    let gate = bytes(ty)?;
+    let (q4_0, q2_k) = (QuantType::Q4_0, QuantType::Q2_K);
+    if bytes(q4_0)? < gate {
+        return Some(q4_0);
+    }
+    // 3.5 bits a weight.
+    let worth_it = gate * 16 > 7 * d as usize;
+    (worth_it && bytes(q2_k)? < gate).then_some(q2_k)
 }
 
 fn no_sketch(rows: &Region, ty: QuantType, hyper: &Hyper) -> Error {
     Error::Usage(format!(
-        "--gates sketch: {} has rows of {} values in {ty}; a sketch is of 4.5 bits a weight and whole blocks of 32, so it \
-         would save nothing here: leave --gates out",
+        "--gates sketch: {} has rows of {} values in {ty}, and a sketch would save too little: it takes Q4_0 for rows of \
+         more than 4.5 bits a value, or Q2_K for those of more than 3.5 bits in whole blocks of 256; leave --gates out",
         rows.name, hyper.d
     ))
 }

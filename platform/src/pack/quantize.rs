@@ -1,9 +1,11 @@
-//! Floats to blocks of 32 codes with one scale: Q4_0 for the head's sketch, and Q8_0, Q5_0, Q4_0 for
-//! down columns that can't be moved.
+//! Floats to blocks of 32 codes with one scale: Q4_0 for sketches, and Q8_0, Q5_0, Q4_0 for down columns
+//! that can't be moved; and to Q2_K.
 //!
 //! Of a block's possible scales the one with the least squared error is taken: some around the
 //! largest value, of both signs (there is one more code below zero than above), then the best scale
 //! for the codes that were found.
+
+mod q2_k;
 
 use half::f16;
 use leanstream_core::quant::QuantType;
@@ -14,8 +16,17 @@ const LEN: usize = 32;
 /// Quantizes a row of whole blocks of finite values.
 ///
 /// # Panics
-/// When `ty` isn't Q8_0, Q5_0 or Q4_0, or the sizes don't go together.
+/// When `ty` isn't Q8_0, Q5_0, Q4_0 or Q2_K, or the sizes don't go together.
 pub fn quantize(ty: QuantType, row: &[f32], out: &mut [u8]) {
+    if ty == QuantType::Q2_K {
+        let (values, rest) = row.as_chunks();
+        let (blocks, none) = out.as_chunks_mut();
+        assert!(rest.is_empty() && none.is_empty() && values.len() == blocks.len());
+        for (values, block) in values.iter().zip(blocks) {
+            q2_k::encode(values, block);
+        }
+        return;
+    }
     let (values, rest) = row.as_chunks::<LEN>();
     assert!(rest.is_empty(), "{} values aren't whole blocks", row.len());
     let bytes = ty.block_bytes();
@@ -156,7 +167,8 @@ mod tests {
     #[test]
     fn normal_values_lose_little() {
         let row = normal();
-        for (ty, most) in TYPES.into_iter().zip([0.006, 0.042, 0.084]) {
+        let types = TYPES.into_iter().chain([QuantType::Q2_K]);
+        for (ty, most) in types.zip([0.006, 0.042, 0.084, 0.28]) {
             let loss = loss(&row, &round_trip(ty, &row));
             assert!(loss < most && loss > most / 2.0, "{ty}: {loss}");
         }
@@ -200,6 +212,18 @@ mod tests {
         assert_eq!(round_trip(QuantType::Q8_0, &row), row);
     }
 
+    /// Every scale and minimum that a block of 2 bits can hold, with all its codes.
+    #[test]
+    fn what_a_super_block_can_hold_comes_back() {
+        let row: Vec<f32> = (0..256)
+            .map(|i| {
+                let (group, code) = (i / 16, i % 4);
+                0.5 * (15 - group) as f32 * code as f32 - 0.25 * group as f32
+            })
+            .collect();
+        assert_eq!(round_trip(QuantType::Q2_K, &row), row);
+    }
+
     #[test]
     fn extremes_stay_finite() {
         for row in [
@@ -212,6 +236,9 @@ mod tests {
             for ty in TYPES {
                 assert!(round_trip(ty, &row).iter().all(|x| x.is_finite()), "{ty}");
             }
+            let long = row.repeat(8);
+            let back = round_trip(QuantType::Q2_K, &long);
+            assert!(back.iter().all(|x| x.is_finite()), "{row:?}: {back:?}");
         }
         assert_eq!(round_trip(QuantType::Q4_0, &[0.0; 32]), [0.0; 32]);
     }

@@ -27,9 +27,15 @@ pub(super) const DOTS: usize = 8;
 const PANEL: usize = 16;
 
 /// How far below zero a sketched gate's estimate may be, in units of the layer's root mean square, for its
-/// unit to be looked at: Q4_0 is off by 0.087 of it on average. Measured on the ReLU-gated SmolLM2 (`DESIGN.md`), that
-/// makes 12% more candidates, and those that are missed bear 0.09% of the importance instead of 0.4%.
-const SKETCH_MARGIN: f32 = 0.05;
+/// unit to be looked at. Measured on the ReLU-gated SmolLM2 (`DESIGN.md`): with Q4_0, off by a twelfth on average,
+/// 0.05 makes an eighth more candidates, and what is still missed bears 0.1% of the importance, not 0.4%; with Q2_K it
+/// takes 0.2 to get from 4% to 0.6%.
+fn sketch_margin(sketch: QuantType) -> f32 {
+    match sketch {
+        QuantType::Q2_K => 0.2,
+        _ => 0.05,
+    }
+}
 
 /// Columns are cut between threads at multiples of this.
 const CUT: usize = 32;
@@ -282,9 +288,9 @@ impl Shared {
         } else {
             let rms = (self.vector.dot(g, g) / ff as f32).sqrt();
             // Estimates near zero may be wrong about their sign; the exact gates will tell.
-            let least = match room.packed.sketched() {
-                true => -SKETCH_MARGIN * rms,
-                false => 0.0,
+            let least = match room.packed.layers()[layer as usize].sketch {
+                Some(sketch) => -sketch_margin(sketch.ty) * rms,
+                None => 0.0,
             };
             if room.scores_wanted {
                 let scale = 1.0 / rms.max(f32::MIN_POSITIVE);
