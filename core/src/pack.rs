@@ -7,10 +7,12 @@
 mod error;
 mod head;
 mod layout;
+pub mod quality;
 
 pub use error::PackError;
 pub use head::PackedHead;
 pub use layout::{CRC_BYTES, Down, SCALE_GROUP, UnitLayout, crc_at};
+pub use quality::Quality;
 
 use core::fmt::Write as _;
 
@@ -304,6 +306,14 @@ impl<'m, 'a> Pack<'m, 'a> {
         });
         self.layers = hyper.layers;
         Ok(())
+    }
+
+    /// What leaving out neurons costs; `None` when it wasn't measured.
+    ///
+    /// # Errors
+    /// Keys of another kind, or losses that are none.
+    pub fn quality(&self) -> Result<Option<Quality>, PackError> {
+        Quality::of(&self.model)
     }
 
     /// Number of packed layers: all of the model's, or none.

@@ -4,9 +4,9 @@
 mod build;
 
 use build::Build;
-use build::pack::{D, FF, Lie, SHA, UNIT, VOCAB, head_alone, model, pack, u32s};
+use build::pack::{D, FF, LOSSES, Lie, SHA, UNIT, VOCAB, f32s, head_alone, model, pack, u32s};
 use leanstream_core::gguf::{Gguf, TensorIndex};
-use leanstream_core::pack::{Down, Order, Pack, PackError, PackedHead, PackedLayer};
+use leanstream_core::pack::{Down, Order, Pack, PackError, PackedHead, PackedLayer, Quality};
 use leanstream_core::plan::{self, Model, PlanError};
 use leanstream_core::quant::QuantType;
 
@@ -15,6 +15,7 @@ struct Read {
     tokens: u32,
     layers: Vec<PackedLayer>,
     head: Option<PackedHead>,
+    quality: Option<Quality>,
 }
 
 fn read(file: &[u8]) -> Result<Option<Read>, PackError> {
@@ -36,6 +37,7 @@ fn read(file: &[u8]) -> Result<Option<Read>, PackError> {
         tokens: pack.calibration_tokens,
         layers: layers.collect::<Result<_, _>>()?,
         head: pack.head()?,
+        quality: pack.quality()?,
     }))
 }
 
@@ -52,6 +54,8 @@ fn a_pack_says_where_everything_lies() {
     let [first, second] = &found.layers[..] else {
         panic!("two layers")
     };
+    let quality = found.quality.unwrap();
+    assert_eq!((quality.losses(), quality.tokens), (&LOSSES[..], 256));
     let down = |ty| Down::Moved { ty };
     assert_eq!(first.down, down(QuantType::Q8_0));
     assert_eq!(second.down, down(QuantType::Q4_1));
@@ -171,6 +175,27 @@ fn every_key_counts() {
             "one value for each layer",
         ),
         ("lean.up.types", None, "lacks lean.up.types"),
+        (
+            "lean.quality.loss",
+            Some((9, f32s(&LOSSES[1..]))),
+            "lean.quality.loss must be 12 singles",
+        ),
+        (
+            "lean.quality.loss",
+            Some((9, f32s(&[-0.1; 12]))),
+            "lean.quality.loss must be 12 singles",
+        ),
+        (
+            "lean.quality.loss",
+            Some((9, f32s(&[f32::NAN; 12]))),
+            "lean.quality.loss must be 12 singles",
+        ),
+        (
+            "lean.quality.loss",
+            Some((9, u32s(&[0; 12]))),
+            "lean.quality.loss must be 12 singles",
+        ),
+        ("lean.quality.tokens", None, "lacks lean.quality.tokens"),
         // Super-blocks of 256 don't divide rows of 64.
         (
             "lean.up.types",
@@ -455,4 +480,14 @@ impl plan::Sink for Ignore {
     fn embedding(&mut self, _: plan::MatrixId) {}
 
     fn rope_factors(&mut self, _: plan::VectorId) {}
+}
+
+/// A pack without the key was not measured.
+#[test]
+fn quality_may_be_unknown() {
+    let lie = Lie {
+        key: "lean.quality.loss",
+        ..Lie::default()
+    };
+    assert_eq!(read(&pack(&lie)).unwrap().unwrap().quality, None);
 }

@@ -5,6 +5,7 @@
 use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -174,6 +175,11 @@ impl Header {
         })
     }
 
+    /// Where in the file the value that was set last ends.
+    pub fn position(&self) -> u64 {
+        (PREAMBLE + self.metadata.len()) as u64
+    }
+
     /// Declares the next tensor, `dims[0]` columns first, and returns the bytes of its data.
     ///
     /// # Panics
@@ -302,6 +308,9 @@ impl Header {
     }
 }
 
+/// Bytes before the metadata: magic, version and two counts.
+const PREAMBLE: usize = 24;
+
 /// A file being written: takes the data of the declared tensors, one after the other.
 ///
 /// Dropped before [`Writer::finish`], it removes what it wrote.
@@ -347,6 +356,40 @@ impl Writer {
         Ok(())
     }
 
+    /// The file that is being written, whole once all tensors are complete and this has returned.
+    ///
+    /// # Errors
+    /// The disk is full or fails.
+    ///
+    /// # Panics
+    /// When tensors are incomplete.
+    pub fn complete(&mut self) -> Result<&Path, WriteError> {
+        self.assert_complete();
+        self.flush()?;
+        Ok(&self.aside)
+    }
+
+    /// Replaces bytes of the header that have been written.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn patch(&mut self, position: u64, bytes: &[u8]) -> Result<(), WriteError> {
+        self.flush()?;
+        let file = self.file.as_ref().expect("only finish takes the file");
+        file.write_all_at(bytes, position)
+            .map_err(|source| self.error("write", source))
+    }
+
+    fn assert_complete(&self) {
+        assert!(
+            self.current == self.tensors.len(),
+            "tensor {} of {} wants {} more bytes",
+            self.current,
+            self.tensors.len(),
+            self.left
+        );
+    }
+
     /// Puts the file on flash under its name, replacing what was there, and returns its length.
     ///
     /// # Errors
@@ -355,13 +398,7 @@ impl Writer {
     /// # Panics
     /// When tensors are incomplete.
     pub fn finish(mut self) -> Result<u64, WriteError> {
-        assert!(
-            self.current == self.tensors.len(),
-            "tensor {} of {} wants {} more bytes",
-            self.current,
-            self.tensors.len(),
-            self.left
-        );
+        self.assert_complete();
         self.flush()?;
         let Some(file) = &self.file else {
             unreachable!("only finish takes the file")

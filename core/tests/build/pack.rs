@@ -21,9 +21,24 @@ pub fn u32s(values: &[u32]) -> Vec<u8> {
     )
 }
 
+pub fn f32s(values: &[f32]) -> Vec<u8> {
+    array(
+        6,
+        &values
+            .iter()
+            .map(|v| v.to_le_bytes().to_vec())
+            .collect::<Vec<_>>(),
+    )
+}
+
 pub fn bools(values: &[u8]) -> Vec<u8> {
     array(7, &values.iter().map(|v| vec![*v]).collect::<Vec<_>>())
 }
+
+/// What leaving out neurons costs.
+pub const LOSSES: [f32; 12] = [
+    0.02, 0.05, 0.15, 0.60, 0.01, 0.03, 0.09, 0.40, 0.0, 0.01, 0.04, 0.20,
+];
 
 /// The keys of a llama model; `lean.*` come after.
 pub fn model() -> Build {
@@ -85,6 +100,8 @@ pub fn pack(lie: &Lie) -> Vec<u8> {
         ("lean.down.types", (9, u32s(&[8, 3]))),
         ("lean.down.moved", (9, bools(&[1, 1]))),
         ("lean.up.types", (9, u32s(&[8, 8]))),
+        ("lean.quality.loss", (9, f32s(&LOSSES))),
+        ("lean.quality.tokens", (4, 256u32.to_le_bytes().to_vec())),
     ];
     // The gate's rows, Q8_0.
     let gate = if lie.sketch { 68 } else { 0 };

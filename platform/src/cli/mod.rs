@@ -9,6 +9,7 @@ mod pack;
 mod perplexity;
 mod replay;
 mod run;
+mod select;
 mod setup;
 mod tokenize;
 mod trace;

@@ -4,7 +4,8 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use leanstream_core::pack::{Down, Ffn, Order};
+use leanstream_core::pack::quality::{KEEPS, SHARES};
+use leanstream_core::pack::{Down, Ffn, Order, Quality};
 use leanstream_core::quant::QuantType;
 use serde_json::json;
 
@@ -52,6 +53,10 @@ pub struct Pack {
     /// a text to calibrate on, or none (default: a built-in text)
     #[argh(option)]
     calibrate: Option<PathArg>,
+    /// a text of 512 or 1,024 tokens; measures on it what leaving out neurons costs, so that --tolerance
+    /// can choose how many (thirteen runs over it, one token at a time)
+    #[argh(option)]
+    quality: Option<PathArg>,
     /// print one JSON object
     #[argh(switch)]
     json: bool,
@@ -79,6 +84,10 @@ impl Pack {
         let text = match ffn {
             Ffn::Units => self.text(&machine)?,
             Ffn::Matrices => None,
+        };
+        let quality = match &self.quality {
+            None => None,
+            Some(_) => Some(setup::text(None, self.quality.as_ref(), Some(&machine))?),
         };
         let order = match &self.order {
             None => Order::Frequency,
@@ -110,6 +119,7 @@ impl Pack {
             gates,
             order,
             calibrate: text.as_deref(),
+            quality: quality.as_deref(),
             session: machine.options(&info, &weights, need, held())?,
         };
         let budget = options.session.budget;
@@ -139,6 +149,7 @@ impl Pack {
             ("--gates", self.gates.is_some()),
             ("--order", self.order.is_some()),
             ("--calibrate", self.calibrate.is_some()),
+            ("--quality", self.quality.is_some()),
         ];
         match of_units.into_iter().find(|(_, given)| *given) {
             Some((name, _)) if ffn == Ffn::Matrices => Err(Error::Usage(format!(
@@ -209,6 +220,9 @@ impl Pack {
             out.display(),
             mib(report.bytes)
         ));
+        if let Some(quality) = &report.quality {
+            say(&losses(quality));
+        }
         if !self.json {
             return Ok(());
         }
@@ -227,6 +241,12 @@ impl Pack {
             "active_share": { "mean": mean, "layers": layers },
             "calibration_tokens": report.calibration_tokens,
             "head": if report.head { "sketch" } else { "full" },
+            "quality": report.quality.as_ref().map(|quality| json!({
+                "tokens": quality.tokens,
+                "in_memory": SHARES,
+                "keep": KEEPS,
+                "loss": quality.losses().chunks(KEEPS.len()).collect::<Vec<_>>(),
+            })),
             "budget_bytes": budget,
             "peak_rss_bytes": Resident::read().map_or(0, |resident| resident.peak),
         });
@@ -243,6 +263,22 @@ impl Pack {
         }
         print(&format!("{summary}\n"))
     }
+}
+
+/// What leaving out neurons costs, as a table.
+fn losses(quality: &Quality) -> String {
+    let mut table =
+        String::from("perplexity, when of the active neurons that are not in memory\n  in memory");
+    for keep in KEEPS {
+        table += &format!("  {keep:>4} are read");
+    }
+    for (share, row) in SHARES.iter().zip(quality.losses().chunks(KEEPS.len())) {
+        table += &format!("\n  {:>8.0}%", 100.0 * share);
+        for loss in row {
+            table += &format!("  {:>+12.1}%", 100.0 * loss);
+        }
+    }
+    table
 }
 
 /// How often the line of progress changes at most.

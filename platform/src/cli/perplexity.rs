@@ -11,6 +11,7 @@ use super::output::{Out, say};
 use super::setup::{self, Need, runs_a_model};
 use crate::budget::{Resident, held};
 use crate::error::Error;
+use crate::run::perplexity::{Sums, score_chunk};
 use crate::run::session::{Memory, Session, Wanted};
 use crate::text;
 
@@ -36,38 +37,6 @@ runs_a_model! {
         /// print one JSON object instead of the running values
         #[argh(switch)]
         json: bool,
-    }
-}
-
-/// Sums of the scored tokens' negative log-likelihoods.
-#[derive(Clone, Copy, Default, Debug)]
-struct Sums {
-    count: u64,
-    nll: f64,
-    nll_squared: f64,
-}
-
-impl Sums {
-    fn add(&mut self, nll: f64) {
-        self.count += 1;
-        self.nll += nll;
-        self.nll_squared += nll * nll;
-    }
-
-    fn perplexity(&self) -> f64 {
-        (self.nll / self.count as f64).exp()
-    }
-
-    /// One standard error of the perplexity, by propagation through the exponential.
-    fn error(&self) -> f64 {
-        let n = self.count as f64;
-        let mean = self.nll / n;
-        let variance = self.nll_squared / n - mean * mean;
-        if n > 1.0 && variance > 0.0 {
-            (variance / (n - 1.0)).sqrt() * self.perplexity()
-        } else {
-            0.0
-        }
     }
 }
 
@@ -115,19 +84,14 @@ impl Perplexity {
         while let Some(notice) = session.take_notice() {
             say(&format!("leanstream: {notice}"));
         }
-        let bos = info.tokenizer.bos().filter(|_| info.tokenizer.add_bos());
-        let mut targets = vec![u32::MAX; chunk];
         let mut sums = Sums::default();
         let mut running = Vec::with_capacity(chunks);
         let mut out = Out::new();
         let started = std::time::Instant::now();
         for (index, part) in tokens.chunks_exact_mut(chunk).take(chunks).enumerate() {
-            targets[chunk / 2..chunk - 1].copy_from_slice(&part[chunk / 2 + 1..]);
-            if let Some(bos) = bos {
-                part[0] = bos;
-            }
-            session.reset();
-            session.score(part, &targets, |nll| sums.add(nll))?;
+            score_chunk(&mut session, &info, part, chunk / 2 + 1, |nll| {
+                sums.add(nll)
+            })?;
             running.push(sums.perplexity());
             if !self.json {
                 out.write(format!("[{}]{:.4},", index + 1, sums.perplexity()).as_bytes())?;
@@ -167,31 +131,5 @@ impl Perplexity {
             sums.error()
         );
         out.write(last.as_bytes())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Sums;
-
-    #[test]
-    fn equal_likelihoods_have_no_error() {
-        let mut sums = Sums::default();
-        for _ in 0..10 {
-            sums.add(2.0);
-        }
-        assert!((sums.perplexity() - 2f64.exp()).abs() < 1e-12);
-        assert!(sums.error() < 1e-6);
-    }
-
-    #[test]
-    fn the_error_is_that_of_the_mean() {
-        let mut sums = Sums::default();
-        for nll in [1.0, 2.0, 3.0, 4.0] {
-            sums.add(nll);
-        }
-        // Variance 1.25 over n - 1 = 3.
-        let want = (1.25f64 / 3.0).sqrt() * 2.5f64.exp();
-        assert!((sums.error() - want).abs() < 1e-12);
     }
 }

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::args::PathArg;
 use super::output::{Out, say};
+use super::select;
 use super::setup::{self, Machine, Need, runs_a_model};
 use crate::alloc::Counting;
 use crate::budget::{Resident, held};
@@ -265,9 +266,14 @@ pub(super) fn execute(job: Job<'_>, allocator: &Counting) -> Result<(), Error> {
     if let Some(advice) = batch_advice(&info, &weights, &memory, tokens.len()) {
         say(&advice);
     }
+    let slots = memory.plan.units.map_or(0, |units| units.slots);
+    if let Some(told) = select::told(&info, &options, slots) {
+        say(&format!("leanstream: {told}"));
+    }
+    let loss = select::expected_loss(&info, &options, slots);
     let session = Session::start(&info, weights, &mut memory, &options)?;
     let outcome = generate(session, &info, &tokens, limit, &job, allocator)?;
-    report(&job, &info, &options, tokens.len(), &outcome)
+    report(&job, &info, &options, (tokens.len(), loss), &outcome)
 }
 
 /// Of which logits sampling makes use.
@@ -468,7 +474,7 @@ fn report(
     job: &Job<'_>,
     info: &Info,
     options: &Options,
-    prompt: usize,
+    (prompt, loss): (usize, Option<f32>),
     outcome: &Outcome,
 ) -> Result<(), Error> {
     let peak = Resident::peak();
@@ -508,7 +514,9 @@ fn report(
         if let (true, Some(object)) = (info.packed, summary.as_object_mut()) {
             let units = &outcome.decoded;
             object.insert("policy".into(), options.policy.as_str().into());
-            object.insert("mode".into(), setup::mode(options.select).into());
+            object.insert("mode".into(), select::mode(options.select).into());
+            object.insert("keep".into(), select::keep(options.select).into());
+            object.insert("expected_loss".into(), loss.into());
             object.insert("miss_ratio".into(), units.miss_ratio().into());
             object.insert("redundant_ratio".into(), units.redundant_ratio().into());
             object.insert("late_ratio".into(), units.late_ratio().into());

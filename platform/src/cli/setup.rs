@@ -82,6 +82,10 @@ macro_rules! runs_a_model {
             /// not in memory: 0 to 1 (default: 0.7); implies --mode sparse
             #[argh(option)]
             keep: Option<f32>,
+            /// how much higher perplexity may get, such as 3%: chooses --keep by what was measured when the
+            /// model was packed (pack --quality); implies --mode sparse
+            #[argh(option)]
+            tolerance: Option<String>,
             /// what of a packed model stays in memory: refine, lru-window, oneshot, static or lfu
             /// (default: refine)
             #[argh(option)]
@@ -112,6 +116,7 @@ macro_rules! runs_a_model {
                     fault: self.fault.as_deref(),
                     mode: self.mode.as_deref(),
                     keep: self.keep,
+                    tolerance: self.tolerance.as_deref(),
                     policy: self.policy.as_deref(),
                     head: self.head.as_deref(),
                     exact: self.exact_activations,
@@ -149,6 +154,8 @@ pub struct Machine<'a> {
     pub mode: Option<&'a str>,
     /// Share of active neurons that are read when they are missing.
     pub keep: Option<f32>,
+    /// How much higher perplexity may get.
+    pub tolerance: Option<&'a str>,
     /// Name of the retention policy.
     pub policy: Option<&'a str>,
     /// `full`, `exact` or `fast`.
@@ -188,6 +195,7 @@ impl<'a> Machine<'a> {
             fault: None,
             mode: None,
             keep: None,
+            tolerance: None,
             policy: None,
             head: None,
             exact: false,
@@ -277,6 +285,7 @@ impl<'a> Machine<'a> {
         }
         let packed = weights.packed.as_ref();
         let select = self.select(packed.is_some_and(Packed::sketched))?;
+        let tolerance = self.tolerance()?;
         let policy = match self.policy {
             None => Name::Refine,
             Some(name) => Name::from_name(name)
@@ -292,7 +301,7 @@ impl<'a> Machine<'a> {
         };
         if !info.packed && (select != Select::All || self.policy.is_some()) {
             return Err(Error::Usage(format!(
-                "--mode sparse, --keep and --policy need a model whose neurons are packed, which {} isn't: \
+                "--mode sparse, --keep, --tolerance and --policy need a model whose neurons are packed, which {} isn't: \
                  leanstream pack MODEL.gguf OUT.lean",
                 info.paths[0].display()
             )));
@@ -337,6 +346,9 @@ impl<'a> Machine<'a> {
         if let Some(share) = share {
             options.budget = budget_for_share(share, info, weights, &options, held)?;
         }
+        if let Some(tolerance) = tolerance {
+            options.select = self.within(tolerance, info, weights, &options, held)?;
+        }
         Ok(options)
     }
 
@@ -358,6 +370,7 @@ impl<'a> Machine<'a> {
             named("--fault", text(self.fault)),
             named("--mode", text(self.mode)),
             named("--keep", self.keep.map(|keep| keep.to_string())),
+            named("--tolerance", text(self.tolerance)),
             named("--policy", text(self.policy)),
             named("--head", text(self.head)),
         ];
@@ -412,53 +425,9 @@ fn budget_for_share(
     }
 }
 
-/// The name of a mode.
-pub fn mode(select: Select) -> &'static str {
-    match select {
-        Select::All => "exact",
-        Select::Top(_) => "sparse",
-    }
-}
-
-impl Machine<'_> {
-    /// Which chosen units are used; of a pack with sketched gates or not.
-    fn select(&self, sketched: bool) -> Result<Select, Error> {
-        let sparse = match self.mode {
-            None => sketched || self.keep.is_some(),
-            Some("exact") if self.keep.is_some() => {
-                return Err(Error::Usage(
-                    "--keep leaves neurons out, --mode exact computes all: give one of them".into(),
-                ));
-            }
-            Some("exact") if sketched => {
-                return Err(Error::Usage(format!(
-                    "--mode exact: {} has sketches of its gates, which may miss active neurons; it runs in --mode sparse. \
-                     For exact runs pack the model with its gates: leanstream pack MODEL OUT.lean --gates matrix",
-                    self.model.display()
-                )));
-            }
-            Some("exact") => false,
-            Some("sparse") => true,
-            Some(other) => {
-                return Err(Error::Usage(format!(
-                    "--mode: '{other}' is not a mode; exact or sparse"
-                )));
-            }
-        };
-        match self.keep.unwrap_or(KEEP_DEFAULT) {
-            _ if !sparse => Ok(Select::All),
-            keep if (0.0..=1.0).contains(&keep) => Ok(Select::Top(keep)),
-            keep => Err(Error::Usage(format!("--keep: {keep} is no share; 0 to 1"))),
-        }
-    }
-}
-
 /// What starting a read costs, in bytes that could be read meanwhile: 8 us of a core's time on virtual
 /// disks (`perf` on `leanstream bench`), 12 KiB at 1.4 GB/s.
 const GAP: u32 = 12 << 10;
-
-/// Of a layer's active neurons the share that sparse runs read when they are missing.
-const KEEP_DEFAULT: f32 = 0.7;
 
 /// What the machine has, less a margin for others and for what the kernel keeps for us; enough for
 /// any model that we were asked for where the machine doesn't say.

@@ -11,6 +11,7 @@ mod gate;
 mod head;
 mod layout;
 mod order;
+mod quality;
 mod quantize;
 mod source;
 
@@ -19,7 +20,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use leanstream_core::pack::{self, CRC_BYTES, Ffn, Order};
+use leanstream_core::pack::quality::{KEEPS, LOSS_KEY, SHARES, TOKENS_KEY};
+use leanstream_core::pack::{self, CRC_BYTES, Ffn, Order, Quality};
 use leanstream_core::plan::Hyper;
 use leanstream_core::quant::QuantType;
 use sha2::{Digest, Sha256};
@@ -61,6 +63,8 @@ pub struct Options<'a> {
     pub order: Order,
     /// What the model is calibrated on; without it, units are in the file's order.
     pub calibrate: Option<&'a [u8]>,
+    /// A text on which it is measured what leaving out neurons costs.
+    pub quality: Option<&'a [u8]>,
     /// How it is run for that, with a context of [`calibrate::context`]. Its budget holds for all of
     /// packing.
     pub session: session::Options,
@@ -89,6 +93,8 @@ pub struct Report {
     pub calibration_tokens: u32,
     /// Whether the head is in two planes.
     pub head: bool,
+    /// What leaving out neurons costs, where it was measured.
+    pub quality: Option<Quality>,
     /// Type of the gates' sketches and their relative L2 error, where they are sketched.
     pub gates: Option<(QuantType, f64)>,
 }
@@ -172,6 +178,12 @@ pub fn pack(
             hex(Sha256::new().chain_update(text)),
         );
     }
+    let losses = options.quality.map(|_| {
+        header.u32(TOKENS_KEY, 0);
+        let tokens_end = header.position();
+        header.f32s(LOSS_KEY, [0.0; SHARES.len() * KEEPS.len()]);
+        (tokens_end, header.position())
+    });
     for item in &layout.items {
         header.tensor(&item.name, item.ty, &item.dims);
     }
@@ -201,6 +213,27 @@ pub fn pack(
         progress("packing", number as u64 + 1, layout.items.len() as u64);
     }
     signals::check()?;
+    let (lost, total) = (written.lost, written.total);
+    let gate_loss = written.gate.loss();
+    // What follows needs the memory.
+    drop(written);
+    let quality = match (options.quality, losses) {
+        (Some(text), Some((tokens_end, losses_end))) => {
+            let aside = writer.complete().map_err(write_error)?;
+            let quality = quality::measure(aside, text, &options.session, progress)?;
+            let losses: Vec<u8> = quality
+                .losses()
+                .iter()
+                .flat_map(|x| x.to_le_bytes())
+                .collect();
+            let patched = writer
+                .patch(losses_end - losses.len() as u64, &losses)
+                .and_then(|()| writer.patch(tokens_end - 4, &quality.tokens.to_le_bytes()));
+            patched.map_err(write_error)?;
+            Some(quality)
+        }
+        _ => None,
+    };
     let bytes = writer.finish().map_err(write_error)?;
     let share = |seen: &Seen| {
         let active: u64 = seen.active.iter().map(|n| u64::from(*n)).sum();
@@ -215,8 +248,8 @@ pub fn pack(
         source_sha256,
         unit_bytes: unit_bytes.unwrap_or(0),
         down,
-        down_loss: if written.total > 0.0 {
-            (written.lost / written.total).sqrt()
+        down_loss: if total > 0.0 {
+            (lost / total).sqrt()
         } else {
             0.0
         },
@@ -224,10 +257,11 @@ pub fn pack(
         active_share: seen.iter().map(share).collect(),
         calibration_tokens: tokens,
         head: layout.head.is_some(),
+        quality,
         gates: layers
             .first()
             .and_then(|layer| layer.gate.as_ref())
-            .map(|gate| (gate.sketch, written.gate.loss())),
+            .map(|gate| (gate.sketch, gate_loss)),
     })
 }
 

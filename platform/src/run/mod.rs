@@ -13,6 +13,7 @@ pub mod model;
 pub mod order;
 pub mod packed;
 pub mod pass;
+pub mod perplexity;
 pub mod probe;
 pub mod rope;
 pub mod score;

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use leanstream_core::gguf::{self, Gguf, GgufError, ShardName, TensorIndex};
-use leanstream_core::pack::{Pack, PackedHead, PackedLayer};
+use leanstream_core::pack::{Pack, PackedHead, PackedLayer, Quality};
 use leanstream_core::plan::{
     self, Head, Hyper, Matrix, MatrixId, Model, Op, Sink, StepPlan, Vector, VectorId,
 };
@@ -36,6 +36,8 @@ pub struct Info {
     pub name: String,
     /// Whether its neurons are packed into units (its head may be without them).
     pub packed: bool,
+    /// What leaving out neurons costs, where it was measured.
+    pub quality: Option<Quality>,
     /// How its logits are computed.
     pub head: Head,
     /// Weights of all tensors.
@@ -165,7 +167,7 @@ pub fn load(path: &Path) -> Result<(Info, Weights), Error> {
 pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
     let headers = Headers::open(path)?;
     let first = headers.shards[0].0.clone();
-    let (mut parts, (layers, packed_head), hyper, tokenizer, name, parameters, kind) =
+    let (mut parts, (layers, packed_head, quality), hyper, tokenizer, name, parameters, kind) =
         headers.with(|shards, tensors| {
             let mut parts = Parts::default();
             let model = Model {
@@ -238,6 +240,7 @@ pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
         parameters,
         kind,
         packed: neurons,
+        quality,
         head,
     };
     let weights = Weights {
@@ -253,8 +256,13 @@ pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
     Ok((info, weights))
 }
 
-/// What is packed of a model: layers, and the head that is computed by its sketch.
-type PackedParts = (Vec<PackedLayer>, Option<(Head, PackedHead)>);
+/// What is packed of a model: layers, the head that is computed by its sketch, and what leaving out
+/// neurons costs.
+type PackedParts = (
+    Vec<PackedLayer>,
+    Option<(Head, PackedHead)>,
+    Option<Quality>,
+);
 
 /// What is packed of a model, of its head only what `head` needs; nothing when it isn't packed.
 fn packed_layers(
@@ -271,7 +279,7 @@ fn packed_layers(
             let what = if sparse { "packed layers" } else { "a sketch" };
             Err(format!("it has {what}, but no lean.version; pack it again"))
         } else {
-            Ok((Vec::new(), None))
+            Ok((Vec::new(), None, None))
         };
     };
     if !sparse && pack.layers() > 0 {
@@ -284,7 +292,8 @@ fn packed_layers(
         true => pack.head().map_err(|error| error.to_string())?,
         false => None,
     };
-    Ok((layers, place.map(|place| (head, place))))
+    let quality = pack.quality().map_err(|error| error.to_string())?;
+    Ok((layers, place.map(|place| (head, place)), quality))
 }
 
 impl Weights {

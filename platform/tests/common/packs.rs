@@ -24,6 +24,7 @@ pub fn options() -> Options<'static> {
         gates: Gates::Matrix,
         order: Order::Frequency,
         calibrate: Some(TEXT),
+        quality: None,
         session: run::options(512),
     }
 }

@@ -8,6 +8,7 @@ use super::{Bench, Test};
 use crate::alloc::Counting;
 use crate::budget::{Resident, held};
 use crate::cli::output::Out;
+use crate::cli::select;
 use crate::cli::setup::{self, Need};
 use crate::error::Error;
 use crate::pack::calibrate;
@@ -15,7 +16,6 @@ use crate::run::model::Info;
 use crate::run::session::{Memory, Options, Session, Stats, Wanted};
 use crate::text;
 use leanstream_core::ledger::Kind;
-use leanstream_core::sparse::Select;
 
 /// Before a packed model generates, it takes in a prompt of so many tokens, then so many one by one,
 /// until its cache holds what the text uses.
@@ -87,6 +87,7 @@ impl Bench {
             // Small models have a few slots more than neurons.
             (f64::from(units.slots) / neurons as f64).min(1.0)
         });
+        let slots = memory.plan.units.map_or(0, |units| units.slots);
         let mut session = Session::start(&info, weights, &mut memory, &options)?;
         let mut begin = vec![0; prompt];
         let generated = test.generated as usize;
@@ -182,6 +183,10 @@ impl Bench {
         if let (Some(cached), Value::Object(object)) = (cached, &mut object) {
             object.insert("unit_slots_share".into(), cached.into());
             object.insert("head".into(), info.head.name().into());
+            object.insert(
+                "expected_loss".into(),
+                select::expected_loss(&info, &options, slots).into(),
+            );
             object.extend(sparse(&options, &total, wall));
         }
         Out::new().write(format!("{object}\n").as_bytes())
@@ -219,15 +224,10 @@ impl Bench {
 
 /// What only a packed model has.
 fn sparse(options: &Options, total: &Stats, wall: Duration) -> serde_json::Map<String, Value> {
-    let keep = match options.select {
-        Select::All => None,
-        // As it was written: the nearest f32 has more digits.
-        Select::Top(keep) => Some((f64::from(keep) * 1e6).round() / 1e6),
-    };
     let pairs = [
         ("policy", json!(options.policy.as_str())),
-        ("mode", json!(setup::mode(options.select))),
-        ("keep", json!(keep)),
+        ("mode", json!(select::mode(options.select))),
+        ("keep", json!(select::keep(options.select))),
         ("miss_ratio", json!(total.miss_ratio())),
         ("redundant_ratio", json!(total.redundant_ratio())),
         ("late_ratio", json!(total.late_ratio())),
@@ -264,7 +264,7 @@ pub(super) fn tell(error: Error, info: &Info, options: &Options, test: Test) -> 
     });
     if let (true, Value::Object(object)) = (info.packed, &mut object) {
         object.insert("policy".into(), options.policy.as_str().into());
-        object.insert("mode".into(), setup::mode(options.select).into());
+        object.insert("mode".into(), select::mode(options.select).into());
     }
     match Out::new().write(format!("{object}\n").as_bytes()) {
         Ok(()) => Error::Told(4),

@@ -1,0 +1,139 @@
+//! How much of a packed model is computed: every active neuron, or a share of those that are not in
+//! memory, given as it is or by how much quality may be lost.
+
+use leanstream_core::sparse::Select;
+
+use super::setup::Machine;
+use crate::error::Error;
+use crate::run::memory;
+use crate::run::model::{Info, Weights};
+use crate::run::session::Options;
+
+/// The name of a mode.
+pub fn mode(select: Select) -> &'static str {
+    match select {
+        Select::All => "exact",
+        Select::Top(_) => "sparse",
+    }
+}
+
+impl Machine<'_> {
+    /// Which chosen units are used; of a pack with sketched gates or not.
+    pub(super) fn select(&self, sketched: bool) -> Result<Select, Error> {
+        let sparse = match self.mode {
+            None => sketched || self.keep.is_some() || self.tolerance.is_some(),
+            Some("exact") if self.keep.is_some() || self.tolerance.is_some() => {
+                return Err(Error::Usage(
+                    "--keep and --tolerance leave neurons out, --mode exact computes all: give one of them"
+                        .into(),
+                ));
+            }
+            Some("exact") if sketched => {
+                return Err(Error::Usage(format!(
+                    "--mode exact: {} has sketches of its gates, which may miss active neurons; it runs in --mode sparse. \
+                     For exact runs pack the model with its gates: leanstream pack MODEL OUT.lean --gates matrix",
+                    self.model.display()
+                )));
+            }
+            Some("exact") => false,
+            Some("sparse") => true,
+            Some(other) => {
+                return Err(Error::Usage(format!(
+                    "--mode: '{other}' is not a mode; exact or sparse"
+                )));
+            }
+        };
+        match self.keep.unwrap_or(KEEP_DEFAULT) {
+            _ if !sparse => Ok(Select::All),
+            keep if (0.0..=1.0).contains(&keep) => Ok(Select::Top(keep)),
+            keep => Err(Error::Usage(format!("--keep: {keep} is no share; 0 to 1"))),
+        }
+    }
+}
+
+impl Machine<'_> {
+    /// How much higher perplexity may get, as a share.
+    pub(super) fn tolerance(&self) -> Result<Option<f32>, Error> {
+        let Some(text) = self.tolerance else {
+            return Ok(None);
+        };
+        if self.keep.is_some() {
+            return Err(Error::Usage(
+                "--tolerance chooses what --keep says: give one of them".into(),
+            ));
+        }
+        let (number, scale) = match text.strip_suffix('%') {
+            Some(percent) => (percent, 0.01),
+            None => (text, 1.0),
+        };
+        match number.parse::<f32>() {
+            Ok(number) if number >= 0.0 && number.is_finite() => Ok(Some(number * scale)),
+            _ => Err(Error::Usage(format!(
+                "--tolerance: '{text}' is no share; 3% or 0.03"
+            ))),
+        }
+    }
+
+    /// The share of missing neurons to read so that perplexity gets no higher than that.
+    pub(super) fn within(
+        &self,
+        tolerance: f32,
+        info: &Info,
+        weights: &Weights,
+        options: &Options,
+        held: u64,
+    ) -> Result<Select, Error> {
+        let Some(quality) = &info.quality else {
+            return Err(Error::Usage(format!(
+                "--tolerance: it wasn't measured what leaving out neurons costs {}; give --keep, or measure it: leanstream \
+                 pack MODEL OUT.lean --quality TEXT",
+                self.model.display()
+            )));
+        };
+        let request = options.request(held, options.open(info)?.align());
+        let plan = memory::plan(info, weights, &request)?;
+        let share = in_memory(info, plan.units.map_or(0, |units| units.slots));
+        Ok(Select::Top(quality.keep_within(share, tolerance).0))
+    }
+}
+
+/// The share of a packed model's neurons that `slots` have room for.
+fn in_memory(info: &Info, slots: u32) -> f32 {
+    let units = u64::from(info.hyper.layers) * u64::from(info.hyper.ff);
+    (f64::from(slots) / units.max(1) as f64).min(1.0) as f32
+}
+
+/// How much higher perplexity is to be expected where `slots` neurons have room; `None` where it wasn't
+/// measured.
+pub fn expected_loss(info: &Info, options: &Options, slots: u32) -> Option<f32> {
+    match options.select {
+        Select::All => Some(0.0),
+        Select::Top(keep) => info.quality?.loss(in_memory(info, slots), keep),
+    }
+}
+
+/// The share of missing neurons that are read, as it was written: the nearest f32 has more digits.
+pub fn keep(select: Select) -> Option<f64> {
+    match select {
+        Select::All => None,
+        Select::Top(keep) => Some((f64::from(keep) * 1e6).round() / 1e6),
+    }
+}
+
+/// What leaving out neurons means, in a line; `None` where none are.
+pub fn told(info: &Info, options: &Options, slots: u32) -> Option<String> {
+    let share = 100.0 * keep(options.select)?;
+    let cost = match expected_loss(info, options, slots) {
+        Some(loss) => format!(
+            "perplexity about {:.1}% higher, as measured when the model was packed",
+            100.0 * loss
+        ),
+        None => "what that costs wasn't measured (pack --quality does)".into(),
+    };
+    Some(format!(
+        "{share:.0}% of a layer's active neurons are read when they are not in memory: {cost}"
+    ))
+}
+
+/// Of a layer's active neurons the share that sparse runs read when they are missing.
+const KEEP_DEFAULT: f32 = 0.7;
