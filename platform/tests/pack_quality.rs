@@ -71,8 +71,11 @@ fn a_tolerance_chooses_how_much_is_read() {
     );
     let (few, loss, _) = at("900%");
     assert!((few - 0.3).abs() < 1e-6 && few < some, "{few} {some}");
-    // The slots are a little more than a quarter.
-    assert!((loss - least).abs() < 0.1 * least, "{loss} {least}");
+    // The slots are a little more than a quarter: between that and a half. (Of a random model more in
+    // memory isn't surely better.)
+    let more = rows[2][3].as_f64().unwrap();
+    let between = least.min(more) - 1e-6..=least.max(more) + 1e-6;
+    assert!(between.contains(&loss), "{loss} {between:?}");
     // With everything in memory nothing is left out, and all may be.
     let ran = with("run", &to, &format!("{RUN} --budget 64M --tolerance 0%"));
     assert!((ran.json()["keep"].as_f64().unwrap() - 0.3).abs() < 1e-6);
