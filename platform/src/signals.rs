@@ -27,6 +27,17 @@ pub fn check() -> Result<(), Error> {
     }
 }
 
+/// Keeps the signals that ask to stop until [`release`], through an `exec` too.
+pub fn hold() {
+    // It fails for arguments that it isn't given here.
+    let _ = SigSet::from_iter(ASKS).thread_block();
+}
+
+/// Takes in what came since [`hold`].
+pub fn release() {
+    let _ = SigSet::from_iter(ASKS).thread_unblock();
+}
+
 /// Listens from now on. A second signal of the same kind ends the process at once, so that a stuck
 /// device can't hold it.
 pub fn listen() {

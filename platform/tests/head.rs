@@ -311,6 +311,8 @@ fn a_damaged_row_is_an_error_that_names_it() {
 fn the_program_says_what_it_read_and_allocates_nothing() {
     let scratch = Scratch::new("head-cli");
     let path = pack(&scratch, "model", &spec(Arch::Llama, QuantType::Q8_0, true));
+    let text = scratch.join("text");
+    std::fs::write(&text, "The cat sat on the mat. ".repeat(9)).expect("room");
     let alone = pack_as(
         &scratch,
         "alone",
@@ -337,6 +339,37 @@ fn the_program_says_what_it_read_and_allocates_nothing() {
             let rows = got["head_rows"].as_f64().expect("a number");
             assert!((64.0..2500.0).contains(&rows), "{rows}");
         }
+    }
+    // A benchmark says it too, in a row of a list and alone; the text decides which rows.
+    let row = |path: &Path, args: &str| {
+        let args = format!(
+            "-p 0 -n 9 -r 2 -t 1 --head exact --text {} {args}",
+            text.display()
+        );
+        let ran = with("bench", path, &args);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran.text()
+    };
+    for (path, packed) in [(&path, true), (&alone, false)] {
+        for budgets in ["16M", "16M,20M"] {
+            let told = row(path, &format!("--budget {budgets} -o jsonl"));
+            assert_eq!(told.lines().count(), budgets.split(',').count());
+            for line in told.lines() {
+                let line: serde_json::Value = serde_json::from_str(line).expect("an object");
+                assert_eq!(line["head"], "exact", "{line}");
+                let rows = line["head_rows"].as_f64().expect("a number");
+                assert!((64.0..2500.0).contains(&rows), "{line}");
+                assert_eq!(line["policy"].is_string(), packed, "{line}");
+                assert!(line["probe_bandwidth"].as_f64() > Some(0.0), "{line}");
+                assert_eq!(line["allocations"], 0, "{line}");
+            }
+        }
+        let table = row(path, "--budget 16M");
+        assert!(
+            table.contains("| head rows |") && table.contains("| exact |"),
+            "{table}"
+        );
+        assert_eq!(table.lines().count(), 3);
     }
     let ran = with("run", &path, "-p the --top-k 0 --head exact");
     assert!(ran.failed(2).contains("--top-k 0"), "{}", ran.stderr);

@@ -211,7 +211,7 @@ impl<'a> Machine<'a> {
     }
 
     /// How logits are computed.
-    fn head(&self) -> Result<Head, Error> {
+    pub(super) fn head(&self) -> Result<Head, Error> {
         let Some(name) = self.head else {
             return Ok(Head::Full);
         };

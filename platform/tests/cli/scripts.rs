@@ -1,11 +1,12 @@
 //! Signals, pipes and disks: what happens around the program.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::Scratch;
 use crate::common::cli::{BIN, GREEDY, await_caught, finish, program, send, small};
@@ -37,13 +38,40 @@ fn signals_stop_it_at_once() {
             drop(open);
         }
     }
-    // A benchmark stops its test as well.
+    // A benchmark stops its test as well, and while it measures the storage.
+    for budgets in ["64M", "64M,65M"] {
+        let child = slow_bench(&model, budgets);
+        thread::sleep(Duration::from_millis(400));
+        send(&child, Signal::SIGTERM);
+        assert_eq!(finish(child).code, 143, "{budgets}");
+    }
+}
+
+fn slow_bench(model: &Path, budgets: &str) -> Child {
     let mut command = program(["bench", "--throttle-read", "100K", "-m"]);
     command
-        .arg(&model)
-        .args("-p 0 -n 500 -r 9 --budget 64M".split(' '));
-    let child = command.spawn().unwrap();
-    thread::sleep(Duration::from_millis(400));
+        .arg(model)
+        .args("-p 0 -n 500 -r 9 --budget".split(' '))
+        .arg(budgets);
+    command.spawn().unwrap()
+}
+
+/// A benchmark of one row becomes its test: there is no second process that takes memory beside it.
+#[test]
+fn a_single_test_is_alone() {
+    let scratch = Scratch::new("alone");
+    let model = small(scratch.join("m.gguf"));
+    let child = slow_bench(&model, "64M");
+    let of = |file: &str| fs::read(format!("/proc/{}/{file}", child.id())).unwrap();
+    let name = b"LEANSTREAM_BENCH_ALONE=";
+    let start = Instant::now();
+    while !of("environ").windows(name.len()).any(|part| part == name) {
+        assert!(
+            start.elapsed() < Duration::from_secs(120),
+            "it starts another"
+        );
+        thread::sleep(Duration::from_millis(20));
+    }
     send(&child, Signal::SIGTERM);
     assert_eq!(finish(child).code, 143);
 }

@@ -73,7 +73,12 @@ pub fn program<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    for name in ["LEANSTREAM_SEAL", "LEANSTREAM_ISA", "LEANSTREAM_BENCH_ONE"] {
+    for name in [
+        "LEANSTREAM_SEAL",
+        "LEANSTREAM_ISA",
+        "LEANSTREAM_BENCH_ONE",
+        "LEANSTREAM_BENCH_ALONE",
+    ] {
         command.env_remove(name);
     }
     command

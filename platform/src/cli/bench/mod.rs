@@ -4,6 +4,7 @@
 //! Each test runs in a process of its own, so that its peak memory is its own; this one starts them,
 //! probes the storage, and prints. JSON lines have llama-bench's keys and ours.
 
+mod alone;
 mod one;
 mod plot;
 mod table;
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use self::alone::Known;
 use self::plot::{Figure, Plot};
 use self::table::Table;
 use self::traced::{Label, SHORT};
@@ -108,13 +110,15 @@ impl Bench {
             let test = *tests
                 .get(index)
                 .ok_or_else(|| Error::Usage(format!("{ONE}: no such test")))?;
-            return self.one(test, allocator);
+            return match Known::take() {
+                Some(known) => self.row(self.one(test, allocator, true)?, &known),
+                None => {
+                    let object = self.one(test, allocator, false)?;
+                    Out::new().write(format!("{}\n", Value::Object(object)).as_bytes())
+                }
+            };
         }
-        let markdown = match self.output.as_str() {
-            "md" => true,
-            "jsonl" => false,
-            other => return Err(Error::Usage(format!("-o {other}: md or jsonl"))),
-        };
+        let markdown = self.markdown()?;
         let (budgets, policies) = (items(&self.budget), items(&self.policy));
         let (info, options) = self.check(&policies)?;
         let label = self.label(&info, &tests)?;
@@ -124,10 +128,28 @@ impl Bench {
         let plot = self.plot.as_ref().map(|path| Plot::begin(&path.0));
         let plot = plot.transpose()?;
         let bandwidth = bandwidth(&info, &options)?;
+        if let ([_], [_], [_], None, None) = (
+            &budgets[..],
+            &policies[..],
+            &tests[..],
+            &self.perplexity,
+            &plot,
+        ) {
+            let trace = label.as_ref().map(Label::json);
+            let known = Known { bandwidth, trace };
+            return Err(known.become_test(self.command(&self.machine(), 0)?));
+        }
+        let (packed, head, title) = (
+            info.packed,
+            info.head,
+            title(&info, &options, label.as_ref()),
+        );
+        // While a test runs, this process holds as little as it can.
+        drop((info, options));
         let mut rows = Rows {
             out: Out::new(),
-            table: markdown.then(|| Table::new(info.packed)),
-            figure: Figure::new(&title(&info, &options, label.as_ref())),
+            table: markdown.then(|| Table::new(packed, head)),
+            figure: Figure::new(&title),
             failed: None,
         };
         for &budget in &budgets {
@@ -160,7 +182,7 @@ impl Bench {
                                 found => found?,
                             });
                         }
-                        if info.packed {
+                        if packed {
                             let found = perplexity.clone().unwrap_or(Value::Null);
                             object.insert("perplexity".into(), found);
                         }
@@ -173,19 +195,40 @@ impl Bench {
             }
         }
         if markdown {
-            say(&format!(
-                "\nstorage: {:.2} GB/s in reads of {} KiB, {PROBE_DEPTH} in flight",
-                bandwidth / 1e9,
-                PROBE_BLOCK >> 10
-            ));
-            for line in table::machine_state() {
-                say(&line);
-            }
+            say_storage(bandwidth);
         }
         if let Some(plot) = plot {
             plot.finish(&rows.figure.draw())?;
         }
         rows.failed.map_or(Ok(()), |code| Err(Error::Told(code)))
+    }
+
+    /// Whether the results are a table; otherwise JSON lines.
+    fn markdown(&self) -> Result<bool, Error> {
+        match self.output.as_str() {
+            "md" => Ok(true),
+            "jsonl" => Ok(false),
+            other => Err(Error::Usage(format!("-o {other}: md or jsonl"))),
+        }
+    }
+
+    /// Prints the only row.
+    fn row(&self, mut object: Map<String, Value>, known: &Known) -> Result<(), Error> {
+        finish(&mut object, known.bandwidth);
+        if let Some(trace) = &known.trace {
+            object.insert("trace".into(), trace.clone());
+        }
+        let packed = object.contains_key("policy");
+        if packed {
+            object.insert("perplexity".into(), Value::Null);
+        }
+        if !self.markdown()? {
+            return Out::new().write(format!("{}\n", Value::Object(object)).as_bytes());
+        }
+        let mut table = Table::new(packed, self.machine().head()?);
+        Out::new().write(table.row(&object).as_bytes())?;
+        say_storage(known.bandwidth);
+        Ok(())
     }
 
     /// Checks what can be checked before the first test is started.
@@ -207,7 +250,8 @@ impl Bench {
             machine.options(&info, &weights, need, 0)
         });
         let mut options = options.collect::<Result<Vec<_>, _>>()?;
-        if !info.packed && (self.text.is_some() || self.perplexity.is_some()) {
+        let text = self.text.is_some() && !info.head.sketched();
+        if !info.packed && (text || self.perplexity.is_some()) {
             return Err(Error::Usage(format!(
                 "--text and --perplexity need a packed model: leanstream pack {} OUT.lean",
                 info.paths[0].display()
@@ -217,12 +261,12 @@ impl Bench {
         Ok((info, last))
     }
 
-    /// Runs test `index` on `machine` in a process of its own.
-    fn start(&self, machine: &Machine<'_>, index: usize) -> Result<Map<String, Value>, Error> {
+    /// The process that runs test `index` on `machine`.
+    fn command(&self, machine: &Machine<'_>, index: usize) -> Result<Command, Error> {
         let mut command = program("bench", machine)?;
         command
             .args(["-p", self.prompts(), "-n", &self.gen_tokens])
-            .args(["-r", &self.repeat.to_string()])
+            .args(["-r", &self.repeat.to_string(), "-o", &self.output])
             .env(ONE, index.to_string());
         if let Some(text) = &self.text {
             command.arg("--text").arg(&text.0);
@@ -230,13 +274,30 @@ impl Bench {
         if let Some(trace) = &self.trace {
             command.arg("--trace").arg(&trace.0);
         }
-        let (status, said) = output(command)?;
+        Ok(command)
+    }
+
+    /// Runs it.
+    fn start(&self, machine: &Machine<'_>, index: usize) -> Result<Map<String, Value>, Error> {
+        let (status, said) = output(self.command(machine, index)?)?;
         match serde_json::from_slice(&said) {
             Ok(Value::Object(object)) if status.success() || too_small(&object).is_some() => {
                 Ok(object)
             }
             _ => Err(ended(status)),
         }
+    }
+}
+
+/// Says how fast the storage is, and what state the machine is in.
+fn say_storage(bandwidth: f64) {
+    say(&format!(
+        "\nstorage: {:.2} GB/s in reads of {} KiB, {PROBE_DEPTH} in flight",
+        bandwidth / 1e9,
+        PROBE_BLOCK >> 10
+    ));
+    for line in table::machine_state() {
+        say(&line);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{Bench, Test};
 use crate::alloc::Counting;
@@ -51,8 +51,13 @@ impl Feed {
 }
 
 impl Bench {
-    /// Runs it and prints its object.
-    pub(super) fn one(&self, test: Test, allocator: &Counting) -> Result<(), Error> {
+    /// Runs it. Unless it is `alone`, a budget that is too small is told to the process that waits.
+    pub(super) fn one(
+        &self,
+        test: Test,
+        allocator: &Counting,
+        alone: bool,
+    ) -> Result<Map<String, Value>, Error> {
         let (info, mut weights) = self.machine().load()?;
         self.stand_in(&info, &mut weights)?;
         let pass_bytes = weights.pass_bytes();
@@ -76,13 +81,15 @@ impl Bench {
         let options = self.machine().options(&info, &weights, need, held)?;
         let mut memory = match Memory::new(&info, &mut weights, &options, held) {
             Ok(memory) => memory,
+            Err(error) if alone => return Err(error),
             Err(error) => return Err(tell(error, &info, &options, test)),
         };
         self.refuse_large(&options)?;
         let arena = memory.plan.ledger.get(Kind::Arena);
         let batch = memory.plan.batch;
         // Of the neurons alone; the rows of a sketched head share their slots.
-        let neurons = weights.packed.as_ref().map(|p| p.layers().len() * p.ff());
+        let packed = weights.packed.as_ref().filter(|_| info.packed);
+        let neurons = packed.map(|p| p.layers().len() * p.ff());
         let cached = memory.plan.units.zip(neurons).map(|(units, neurons)| {
             // Small models have a few slots more than neurons.
             (f64::from(units.slots) / neurons as f64).min(1.0)
@@ -180,21 +187,25 @@ impl Bench {
             "overlap": total.overlap(),
             "allocations": allocator.since_seal().calls,
         });
-        if let (Some(cached), Value::Object(object)) = (cached, &mut object) {
+        let object = object.as_object_mut().expect("it was made as one");
+        object.insert("head".into(), info.head.name().into());
+        object.insert("head_rows".into(), total.head_rows().into());
+        if let Some(cached) = cached {
             object.insert("unit_slots_share".into(), cached.into());
-            object.insert("head".into(), info.head.name().into());
             object.insert(
                 "expected_loss".into(),
                 select::expected_loss(&info, &options, slots).into(),
             );
             object.extend(sparse(&options, &total, wall));
         }
-        Out::new().write(format!("{object}\n").as_bytes())
+        Ok(std::mem::take(object))
     }
 
     /// What this model takes in.
     fn feed(&self, info: &Info) -> Result<Feed, Error> {
-        if !info.packed || self.trace.is_some() {
+        // Which rows of a sketched head are computed depends on the text too.
+        let random = !info.packed && !info.head.sketched();
+        if random || self.trace.is_some() {
             return Ok(Feed::MadeUp {
                 vocab: info.hyper.vocab,
             });
@@ -223,7 +234,7 @@ impl Bench {
 }
 
 /// What only a packed model has.
-fn sparse(options: &Options, total: &Stats, wall: Duration) -> serde_json::Map<String, Value> {
+fn sparse(options: &Options, total: &Stats, wall: Duration) -> Map<String, Value> {
     let pairs = [
         ("policy", json!(options.policy.as_str())),
         ("mode", json!(select::mode(options.select))),
@@ -232,7 +243,6 @@ fn sparse(options: &Options, total: &Stats, wall: Duration) -> serde_json::Map<S
         ("redundant_ratio", json!(total.redundant_ratio())),
         ("late_ratio", json!(total.late_ratio())),
         ("hidden", json!(total.hidden(wall))),
-        ("head_rows", json!(total.head_rows())),
     ];
     let pairs = pairs.into_iter();
     pairs.map(|(key, value)| (key.to_owned(), value)).collect()
@@ -262,6 +272,7 @@ pub(super) fn tell(error: Error, info: &Info, options: &Options, test: Test) -> 
         "error": why,
         "table": table,
     });
+    object["head"] = info.head.name().into();
     if let (true, Value::Object(object)) = (info.packed, &mut object) {
         object.insert("policy".into(), options.policy.as_str().into());
         object.insert("mode".into(), select::mode(options.select).into());

@@ -1,5 +1,6 @@
 //! The results as a Markdown table.
 
+use leanstream_core::plan::Head;
 use serde_json::{Map, Value};
 
 use super::traced::SHORT;
@@ -30,7 +31,7 @@ const DENSE: [Column; 11] = [
 ];
 
 /// Those of a packed model.
-const PACKED: [Column; 15] = [
+const PACKED: [Column; 17] = [
     ("model", false, |row| row.model()),
     ("size", true, |row| row.mib("model_size")),
     ("budget", true, |row| row.mib("budget_bytes")),
@@ -38,6 +39,7 @@ const PACKED: [Column; 15] = [
     ("peak RSS", true, |row| row.mib("peak_rss_bytes")),
     ("policy", false, |row| row.text("policy").into()),
     ("mode", false, |row| row.mode()),
+    HEAD[0],
     ("test", false, |row| row.text("test").into()),
     ("t/s", true, |row| row.rate()),
     ("missed", true, |row| row.percent("miss_ratio")),
@@ -47,22 +49,34 @@ const PACKED: [Column; 15] = [
     ("redundant", true, |row| row.percent("redundant_ratio")),
     ("late", true, |row| row.percent("late_ratio")),
     ("hidden", true, |row| row.percent("hidden")),
+    HEAD[1],
     ("perplexity", true, |row| {
         row.fixed("perplexity", 1.0, 3, "")
     }),
 ];
 
+/// How logits are computed, and of how many rows exactly for a token.
+const HEAD: [Column; 2] = [
+    ("head", false, |row| row.text("head").into()),
+    ("head rows", true, |row| row.fixed("head_rows", 1.0, 0, "")),
+];
+
 /// A table that is printed row by row.
 pub(super) struct Table {
-    columns: &'static [Column],
+    columns: Vec<Column>,
     begun: bool,
 }
 
 impl Table {
-    /// Of a packed model, or of another.
-    pub fn new(packed: bool) -> Self {
+    /// Of a model whose neurons are packed, or of another, which may have a packed head all the same.
+    pub fn new(packed: bool, head: Head) -> Self {
+        let columns = match packed {
+            true => PACKED.to_vec(),
+            false if head.sketched() => [&DENSE[..], &HEAD].concat(),
+            false => DENSE.to_vec(),
+        };
         Self {
-            columns: if packed { &PACKED } else { &DENSE },
+            columns,
             begun: false,
         }
     }
@@ -71,16 +85,16 @@ impl Table {
     pub fn row(&mut self, object: &Map<String, Value>) -> String {
         let mut out = String::new();
         if !std::mem::replace(&mut self.begun, true) {
-            for (name, ..) in self.columns {
+            for (name, ..) in &self.columns {
                 out.push_str(&format!("| {name} "));
             }
             out.push_str("|\n");
-            for (_, number, _) in self.columns {
+            for (_, number, _) in &self.columns {
                 out.push_str(if *number { "|---:" } else { "|---" });
             }
             out.push_str("|\n");
         }
-        for (.., entry) in self.columns {
+        for (.., entry) in &self.columns {
             out.push_str(&format!("| {} ", entry(&Row(object))));
         }
         out + "|\n"
@@ -169,12 +183,16 @@ mod tests {
         let Value::Object(object) = json!({
             "model_type": "llama Q8_0", "policy": "lfu", "mode": "sparse", "keep": 0.5,
             "median_ts": 12.345, "stddev_ts": 0.5, "miss_ratio": 0.0625, "perplexity": null,
-            "budget_bytes": 3 << 20,
+            "budget_bytes": 3 << 20, "head": "exact", "head_rows": 123.4,
         }) else {
             unreachable!()
         };
-        for (packed, columns) in [(true, PACKED.len()), (false, DENSE.len())] {
-            let mut table = Table::new(packed);
+        for (packed, head, columns) in [
+            (true, Head::Full, PACKED.len()),
+            (false, Head::Full, DENSE.len()),
+            (false, Head::Exact, DENSE.len() + 2),
+        ] {
+            let mut table = Table::new(packed, head);
             let first = table.row(&object);
             assert_eq!(first.lines().count(), 3);
             let bars = |line: &str| line.matches('|').count();
@@ -184,14 +202,16 @@ mod tests {
             );
             assert_eq!(table.row(&object).lines().count(), 1);
             assert!(first.contains("| 3.0 MiB | - |") && first.contains("| 12.35 ± 0.50 |"));
-            assert_eq!(first.contains("| lfu | sparse 0.5 |"), packed);
+            assert_eq!(first.contains("| lfu | sparse 0.5 | exact |"), packed);
+            let rows = packed || head.sketched();
+            assert_eq!(first.contains("| 123 |"), rows, "{first}");
             assert_eq!(first.contains("| 6.2% |"), packed);
             assert!(first.contains("| llama Q8_0 |"));
         }
         let mut object = object;
         object.insert("trace".into(), json!({}));
         assert!(
-            Table::new(true)
+            Table::new(true, Head::Full)
                 .row(&object)
                 .contains("| llama Q8_0, sets of a trace |")
         );
