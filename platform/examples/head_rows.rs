@@ -115,6 +115,7 @@ fn run(
         },
         select: Select::All,
         policy: Name::Refine,
+        without: leanstream::run::setup::Without::default(),
         gap: 4 << 10,
         io: io::Options::default(),
         stop: &NO_SIGNAL,

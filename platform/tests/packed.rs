@@ -9,11 +9,12 @@ use leanstream::io::fault::FaultPlan;
 use leanstream::io::{self, Kind};
 use leanstream::run::model;
 use leanstream::run::session::{Memory, Options, Session};
+use leanstream::run::setup::Without;
 use leanstream::synth::vocab::Vocab;
 use leanstream::synth::{Arch, Spec};
 use leanstream_core::quant::QuantType;
-use leanstream_core::sparse::Select;
 use leanstream_core::sparse::retain::Name;
+use leanstream_core::sparse::{Counters, Select};
 
 const TOKENS: [u32; 14] = [3, 17, 90, 4, 200, 33, 61, 7, 120, 9, 250, 41, 77, 5];
 
@@ -178,4 +179,72 @@ fn the_sparse_mode_leaves_out_what_is_not_in_memory() {
     assert_eq!(all.misses(), 0, "a prompt leaves everything in memory");
     assert_eq!(none.skipped, 0);
     assert_eq!(all_logits, none_logits);
+}
+
+/// What each part of the scheme does, and that none of them changes a result: but for the order, in
+/// which sums are rounded.
+#[test]
+fn parts_can_be_left_out() {
+    let scratch = Scratch::new("packed-without");
+    let (_, path) = both(&scratch, "relu", &relu(QuantType::Q8_0));
+    let plenty = run::options(64);
+    let least = run::least_budget(&path, &plenty);
+    let generate = |without: Without, policy: Name| {
+        let options = Options {
+            // All matrices stay, as a look ahead needs, and a part of the units.
+            budget: least + (3 << 20),
+            exact: true,
+            without,
+            policy,
+            ..plenty.clone()
+        };
+        let (info, mut weights) = model::load(&path).expect("a model");
+        let mut memory = Memory::new(&info, &mut weights, &options, 0).expect("it fits");
+        assert_eq!(memory.plan.kept(), memory.plan.planned);
+        let slots = memory.plan.units.expect("units").slots;
+        assert!((500..3000).contains(&slots), "{slots}");
+        let mut session = Session::start(&info, weights, &mut memory, &options).expect("it starts");
+        session.prompt(&TOKENS, true).expect("a prompt");
+        let before = session.stats();
+        let mut last = Vec::new();
+        for token in 0..30 {
+            last = session.decode(token, true).expect("a token").to_vec();
+        }
+        (session.stats().since(&before).units, last)
+    };
+    let whole = Without::default();
+    let (all, want) = generate(whole, Name::Refine);
+    let looks = |counters: &Counters| counters.bytes_redundant + counters.late > 0;
+    assert!(looks(&all), "{all:?}");
+
+    let no_looks = Without {
+        looks: true,
+        ..whole
+    };
+    let no_retention = Without {
+        retention: true,
+        ..whole
+    };
+    let neither = Without {
+        looks: true,
+        ..no_retention
+    };
+    let (counters, got) = generate(no_looks, Name::Refine);
+    assert!(got == want && !looks(&counters), "{counters:?}");
+    let (counters, got) = generate(no_retention, Name::Refine);
+    assert!(got == want && looks(&counters), "{counters:?}");
+    let (counters, got) = generate(neither, Name::Refine);
+    assert!(got == want && !looks(&counters), "{counters:?}");
+    let (lru, got) = generate(whole, Name::LruWindow);
+    assert_eq!((counters.hits, got == want), (lru.hits, true));
+
+    let none = Without {
+        order: true,
+        ..neither
+    };
+    let (counters, got) = generate(none, Name::Refine);
+    assert!(!looks(&counters), "{counters:?}");
+    let wide = |logits: &[f32]| logits.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+    let error = relative_l2(&wide(&got), &wide(&want));
+    assert!(error < 1e-5 && got != want, "{error}");
 }

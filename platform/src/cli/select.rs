@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::run::memory;
 use crate::run::model::{Info, Weights};
 use crate::run::session::Options;
+use crate::run::setup::Without;
 
 /// The name of a mode.
 pub fn mode(select: Select) -> &'static str {
@@ -95,6 +96,48 @@ impl Machine<'_> {
         let share = in_memory(info, plan.units.map_or(0, |units| units.slots));
         Ok(Select::Top(quality.keep_within(share, tolerance).0))
     }
+}
+
+/// A part that can be left out.
+type Part = (&'static str, fn(&mut Without) -> &mut bool);
+
+/// Parts that can be left out, by name.
+const PARTS: [Part; 3] = [
+    ("order", |without| &mut without.order),
+    ("looks", |without| &mut without.looks),
+    ("retention", |without| &mut without.retention),
+];
+
+impl Machine<'_> {
+    /// Which parts of the sparse scheme are left out.
+    pub(super) fn without(&self, select: Select) -> Result<Without, Error> {
+        let mut without = Without::default();
+        for name in self.without.into_iter().flat_map(|text| text.split(',')) {
+            let Some((_, part)) = PARTS.iter().find(|(part, _)| *part == name) else {
+                return Err(Error::Usage(format!(
+                    "--without: '{name}' is no part; order, looks or retention"
+                )));
+            };
+            *part(&mut without) = true;
+        }
+        if without.order && select != Select::All {
+            return Err(Error::Usage(
+                "--without order has no most important units, which --mode sparse reads: leave one of them out".into(),
+            ));
+        }
+        if without.retention && self.policy.is_some_and(|policy| policy != "refine") {
+            return Err(Error::Usage(
+                "--without retention takes parts from --policy refine: give no other".into(),
+            ));
+        }
+        Ok(without)
+    }
+}
+
+/// The parts that are left out, by name.
+pub fn left_out(mut without: Without) -> Vec<&'static str> {
+    let left = PARTS.into_iter().filter(|(_, part)| *part(&mut without));
+    left.map(|(name, _)| name).collect()
 }
 
 /// The share of a packed model's neurons that `slots` have room for.

@@ -90,6 +90,11 @@ macro_rules! runs_a_model {
             /// (default: refine)
             #[argh(option)]
             policy: Option<String>,
+            /// parts of the sparse scheme to leave out, for trials, a comma list: order (units are taken as
+            /// they stand in the file), looks (nothing is read before its gate is known), retention
+            /// (what was used last stays)
+            #[argh(option)]
+            without: Option<String>,
             /// logits of a packed model: full computes all of them, exact those that can be among the most
             /// likely by a sketch of the head and a proven bound (the same text), fast by a bound of 8
             /// standard deviations (default: full)
@@ -118,6 +123,7 @@ macro_rules! runs_a_model {
                     keep: self.keep,
                     tolerance: self.tolerance.as_deref(),
                     policy: self.policy.as_deref(),
+                    without: self.without.as_deref(),
                     head: self.head.as_deref(),
                     exact: self.exact_activations,
                 }
@@ -158,6 +164,8 @@ pub struct Machine<'a> {
     pub tolerance: Option<&'a str>,
     /// Name of the retention policy.
     pub policy: Option<&'a str>,
+    /// Parts of the sparse scheme to leave out.
+    pub without: Option<&'a str>,
     /// `full`, `exact` or `fast`.
     pub head: Option<&'a str>,
     /// f32 activations.
@@ -197,6 +205,7 @@ impl<'a> Machine<'a> {
             keep: None,
             tolerance: None,
             policy: None,
+            without: None,
             head: None,
             exact: false,
         }
@@ -286,6 +295,7 @@ impl<'a> Machine<'a> {
         let packed = weights.packed.as_ref();
         let select = self.select(packed.is_some_and(Packed::sketched))?;
         let tolerance = self.tolerance()?;
+        let without = self.without(select)?;
         let policy = match self.policy {
             None => Name::Refine,
             Some(name) => Name::from_name(name)
@@ -299,9 +309,11 @@ impl<'a> Machine<'a> {
                     )
                 })?,
         };
-        if !info.packed && (select != Select::All || self.policy.is_some()) {
+        if !info.packed
+            && (select != Select::All || self.policy.is_some() || self.without.is_some())
+        {
             return Err(Error::Usage(format!(
-                "--mode sparse, --keep, --tolerance and --policy need a model whose neurons are packed, which {} isn't: \
+                "--mode sparse, --keep, --tolerance, --policy and --without need a model whose neurons are packed, which {} isn't: \
                  leanstream pack MODEL.gguf OUT.lean",
                 info.paths[0].display()
             )));
@@ -326,6 +338,7 @@ impl<'a> Machine<'a> {
                 Direct::Auto
             },
             queue_depth: self.queue_depth,
+            without,
             gap: GAP,
             io: io::Options {
                 kind,
@@ -372,6 +385,7 @@ impl<'a> Machine<'a> {
             named("--keep", self.keep.map(|keep| keep.to_string())),
             named("--tolerance", text(self.tolerance)),
             named("--policy", text(self.policy)),
+            named("--without", text(self.without)),
             named("--head", text(self.head)),
         ];
         let switches = [

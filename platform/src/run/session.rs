@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use leanstream_core::plan::pieces;
-use leanstream_core::sparse::retain::{Name, Policy};
+use leanstream_core::sparse::retain::{LruWindow, Name, Policy};
 use leanstream_core::sparse::{Beside, Reach, Store};
 use leanstream_core::stream::policy::cyclic::Cyclic;
 use leanstream_core::stream::tables::Tables;
@@ -51,6 +51,8 @@ pub struct Session<'m> {
     begun: Instant,
     /// Whether scored tokens are taken in one at a time, as generated ones are.
     one_by_one: bool,
+    /// Whether layers are looked ahead of.
+    looks: bool,
     /// Whether all pieces stay in memory once read, and whether they have been.
     all_stay: bool,
     settled: bool,
@@ -122,6 +124,7 @@ impl<'m> Session<'m> {
             let (slots, bytes) = (plan.slots, plan.slot_bytes as usize);
             let mut room = UnitRoom::new(packed, kernels, slots, bytes, batch, hyper.d as usize);
             room.select = options.select;
+            room.in_order = options.without.order;
             room.scores_wanted = options.policy == Name::Refine;
             room
         });
@@ -169,6 +172,10 @@ impl<'m> Session<'m> {
         };
         let pool = Pool::new(threads, memory::STACK_BYTES, Arc::new(shared))
             .map_err(refused("start a thread for it"))?;
+        let mut compute = Cpu::new(pool);
+        if options.policy == Name::Oneshot {
+            compute.look_once();
+        }
         Ok(Self {
             position: 0,
             context: options.context,
@@ -183,11 +190,12 @@ impl<'m> Session<'m> {
                 total: Duration::ZERO,
             },
             storage: Metered::new(storage),
-            compute: Cpu::new(pool),
+            compute,
             first_read: plan.reads_max,
             first_staging: plan.slots,
             begun: Instant::now(),
             one_by_one: options.one_by_one,
+            looks: !options.without.looks,
             all_stay: plan.kept() == plan.planned,
             settled: false,
             store: memory.units.as_mut().map(|tables| {
@@ -198,7 +206,13 @@ impl<'m> Session<'m> {
                     // Bound late: so few that a better estimate finds most of them not started.
                     ahead_max: u32::from(unit_reads / 8).max(1),
                 };
-                let policy = Policy::new(options.policy, first_slots, tables.priors());
+                let policy = if options.without.retention {
+                    Policy::LruWindow(LruWindow {
+                        ahead: !options.without.looks,
+                    })
+                } else {
+                    Policy::new(options.policy, first_slots, tables.priors())
+                };
                 Store::new(tables.lend(), policy, reach)
             }),
             engine: Engine::new(
@@ -439,7 +453,7 @@ impl<'m> Session<'m> {
             None => drive::pass(engine, storage, compute, watch),
             Some(store) => {
                 store.begin(count);
-                compute.look_ahead(self.settled && !prompt);
+                compute.look_ahead(self.settled && !prompt && self.looks);
                 let mut beside = Beside::new(store, self.first_read, self.first_staging);
                 drive::pass_beside(engine, storage, compute, watch, &mut beside)
             }

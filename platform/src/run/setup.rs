@@ -19,6 +19,17 @@ use crate::cpu::Kernels;
 use crate::error::Error;
 use crate::io::{self, Direct, Source};
 
+/// Parts of the sparse scheme that can be left out, to see what each does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Without {
+    /// Units are read and computed as they stand in the file, not by importance and arrival.
+    pub order: bool,
+    /// Nothing is read before its layer's gate is known.
+    pub looks: bool,
+    /// What was used last stays.
+    pub retention: bool,
+}
+
 /// How a model is to run.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -53,6 +64,8 @@ pub struct Options {
     pub select: Select,
     /// Which of its units stay in memory.
     pub policy: Name,
+    /// Parts of the sparse scheme that are left out, to see what they do.
+    pub without: Without,
     /// Unwanted bytes between two units that are read rather than left out.
     pub gap: u32,
     /// How to read; its depth is taken from the plan.

@@ -50,6 +50,8 @@ pub struct UnitRoom {
     slot_bytes: usize,
     /// Which of a token's chosen units are used.
     pub select: Select,
+    /// Whether a token's units are taken as they stand in the file, not by importance.
+    pub in_order: bool,
     /// Whether the policy wants to know the gate's output.
     pub scores_wanted: bool,
     /// The running layer's choice; `count` of them.
@@ -90,6 +92,7 @@ impl UnitRoom {
             memory: Cells::new(slots as usize * slot_bytes),
             slot_bytes,
             select: Select::All,
+            in_order: false,
             scores_wanted: false,
             chosen: Cells::new(ff),
             count: AtomicU32::new(0),

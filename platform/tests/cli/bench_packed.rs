@@ -240,6 +240,8 @@ fn what_needs_a_pack_is_told_before_anything_runs() {
         "--policy lfu",
         "--policy refine,lfu",
         "--keep 0.5",
+        "--tolerance 3%",
+        "--without looks",
         "--text x",
         "--perplexity x",
     ] {
@@ -258,6 +260,18 @@ fn what_needs_a_pack_is_told_before_anything_runs() {
             ran.stderr
         );
     }
+    for (args, why) in [
+        ("--without gates", "is no part"),
+        ("--without order,", "is no part"),
+        ("--without order --keep 0.5", "leave one of them out"),
+        ("--without retention --policy lfu", "give no other"),
+    ] {
+        let ran = with("bench", &model, &format!("-p 0 -n 2 -r 1 {args}"));
+        assert!(ran.failed(2).contains(why), "{args}: {}", ran.stderr);
+    }
+    let args = "--budget ffn:20% -p 0 -n 2 -r 1 -o jsonl --without looks,order";
+    let row = with("bench", &model, args).json();
+    assert_eq!(row["without"], serde_json::json!(["order", "looks"]));
     // A list is for benchmarks only.
     let ran = with("run", &model, "-p the --policy lfu,refine");
     assert!(ran.failed(2).contains("is not a policy"), "{}", ran.stderr);

@@ -25,6 +25,7 @@ pub fn options(tokens: usize) -> Options {
         kernels: Kernels::detect(),
         direct: Direct::Auto,
         queue_depth: None,
+        without: leanstream::run::setup::Without::default(),
         gap: 0,
         one_by_one: false,
         wanted: leanstream::run::session::Wanted::BEST,

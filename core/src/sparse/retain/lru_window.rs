@@ -7,18 +7,30 @@ use crate::stream::policy::Worth;
 
 /// Everything used is worth the same, so what was used longest ago goes first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct LruWindow;
+pub struct LruWindow {
+    /// Whether it takes what is foreseen, which the published way doesn't: to see what foresight alone
+    /// does.
+    pub ahead: bool,
+}
 
 /// What a used unit is worth.
 const USED: Worth = Worth(128);
+
+/// What a foreseen one is worth, where any is taken: it comes before all that was used.
+const AHEAD: Worth = Worth(160);
 
 impl Retain for LruWindow {
     fn worth(&mut self, _seen: &Seen, cause: Cause) -> Worth {
         match cause {
             Cause::Used { .. } => USED,
+            Cause::Foreseen if self.ahead => AHEAD,
             // Nothing is read ahead, and what merely stays keeps its place.
             Cause::Passed | Cause::Foreseen => Worth::LEAST,
         }
+    }
+
+    fn speculates(&self) -> bool {
+        self.ahead
     }
 }
 
@@ -32,10 +44,18 @@ mod tests {
         let (rare, common) = (seen(0.01, 0.01), seen(0.9, 0.9));
         for hit in [false, true] {
             let cause = Cause::Used { hit };
-            assert_eq!(LruWindow.worth(&rare, cause), USED);
-            assert_eq!(LruWindow.worth(&common, cause), USED);
+            for ahead in [false, true] {
+                let mut lru = LruWindow { ahead };
+                assert_eq!(lru.worth(&rare, cause), USED);
+                assert_eq!(lru.worth(&common, cause), USED);
+                assert_eq!(lru.worth(&rare, Cause::Passed), Worth::LEAST);
+            }
         }
-        assert!(!LruWindow.reranks() && !LruWindow.speculates() && !LruWindow.newest_first());
-        assert_eq!(LruWindow.segment(), None);
+        let mut lru = LruWindow::default();
+        assert!(!lru.reranks() && !lru.speculates() && !lru.newest_first());
+        assert_eq!(lru.segment(), None);
+        assert_eq!(lru.worth(&common, Cause::Foreseen), Worth::LEAST);
+        let mut ahead = LruWindow { ahead: true };
+        assert!(ahead.speculates() && ahead.worth(&rare, Cause::Foreseen) > USED);
     }
 }

@@ -77,7 +77,7 @@ impl Policy {
     pub fn new(name: Name, slots: u32, priors: impl Iterator<Item = f32> + Clone) -> Self {
         match name {
             Name::Refine => Policy::Refine(Refine::new()),
-            Name::LruWindow => Policy::LruWindow(LruWindow),
+            Name::LruWindow => Policy::LruWindow(LruWindow::default()),
             Name::Oneshot => Policy::Oneshot(Oneshot::new(slots)),
             Name::Static => Policy::Static(Fixed::new(Fixed::cutoff(priors, slots))),
             Name::Lfu => Policy::Lfu(Lfu),

@@ -238,6 +238,7 @@ fn sparse(options: &Options, total: &Stats, wall: Duration) -> Map<String, Value
     let pairs = [
         ("policy", json!(options.policy.as_str())),
         ("mode", json!(select::mode(options.select))),
+        ("without", json!(select::left_out(options.without))),
         ("keep", json!(select::keep(options.select))),
         ("miss_ratio", json!(total.miss_ratio())),
         ("redundant_ratio", json!(total.redundant_ratio())),

@@ -144,10 +144,15 @@ impl Row<'_> {
     }
 
     fn mode(&self) -> String {
-        match self.number("keep") {
+        let mut mode = match self.number("keep") {
             Some(keep) => format!("{} {keep}", self.text("mode")),
-            None => self.text("mode").into(),
+            None => self.text("mode").to_owned(),
+        };
+        let without = self.0.get("without").and_then(Value::as_array);
+        for part in without.into_iter().flatten().filter_map(Value::as_str) {
+            mode += &format!(" -{part}");
         }
+        mode
     }
 }
 

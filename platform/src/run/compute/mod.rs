@@ -76,6 +76,11 @@ impl Cpu {
         self.ahead.may = may && self.shared().ahead.is_some();
     }
 
+    /// One look ahead of a layer alone, before anything of the one before is computed.
+    pub fn look_once(&mut self) {
+        self.ahead.once = true;
+    }
+
     /// What the threads work on.
     pub fn shared(&self) -> &Arc<Shared> {
         self.pool.job()

@@ -43,6 +43,8 @@ pub(super) struct Ahead {
     next: Option<(Work, Phase)>,
     /// How many looks the running layer has had.
     looks: usize,
+    /// Whether a layer has one look alone, before anything of it is computed.
+    pub once: bool,
 }
 
 /// Groups that have to be computed for each look: what is seen gets sharper with them. The first look
@@ -191,7 +193,9 @@ impl Cpu {
     /// Whether the groups that are computed allow another look.
     fn look_due(&self) -> bool {
         let groups = self.looks().get(self.ahead.looks);
+        let more = self.ahead.looks == 0 || !self.ahead.once;
         self.ahead.may
+            && more
             && groups.is_some_and(|groups| self.units.computed >= *groups)
             && self.bank() + 1 < self.shared().head_bank()
     }
@@ -292,7 +296,7 @@ impl Units for Cpu {
             bank: self.bank(),
             chosen: room.chosen(),
             scores: if whole { None } else { room.scores() },
-            grouping: if prompt {
+            grouping: if prompt || (room.in_order && !head) {
                 Grouping::Sequence
             } else {
                 Grouping::Importance
