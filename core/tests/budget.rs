@@ -2,6 +2,8 @@
 //! engine or of a ranking shows here as a diff.
 
 mod common;
+#[path = "common/tables.rs"]
+mod tables;
 #[path = "budget/units.rs"]
 mod units;
 

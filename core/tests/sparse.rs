@@ -3,12 +3,16 @@
 
 use leanstream_core::port::ReadOutcome;
 use leanstream_core::sparse::retain::{Cause, Retain, Seen};
-use leanstream_core::sparse::store::{groups_max, slots_least};
-use leanstream_core::sparse::tables::{Bank, Foreseen, Group, Home, Item, Read, Stat, Tables};
+use leanstream_core::sparse::store::slots_least;
+use leanstream_core::sparse::tables::{Bank, Foreseen, Sizes, Stat};
 use leanstream_core::sparse::{Choice, Chosen, Counters, Grouping, Reach, Select, Store};
 use leanstream_core::stream::Worth;
-use leanstream_core::stream::tables::Slot;
 use leanstream_core::units::{FileId, ReadId};
+
+use tables::Owned;
+
+#[path = "common/tables.rs"]
+mod tables;
 
 /// SplitMix64.
 struct Random(u64);
@@ -77,28 +81,12 @@ fn run(machine: &Machine) -> (Counters, u64) {
             count: machine.units,
         })
         .collect();
-    let total = (machine.banks * machine.units) as usize;
     let window = 16 << 10;
-    let mut homes = vec![Home::default(); total];
-    let mut stats = vec![Stat::new(0.2); total];
-    let mut slots = vec![Slot::default(); machine.slots as usize];
-    let mut items = vec![Item::default(); machine.units as usize];
-    let mut sorted = items.clone();
-    let mut groups = vec![Group::default(); groups_max(machine.units) as usize];
-    let mut reads = vec![Read::default(); machine.reads];
-    let mut foreseen = vec![Foreseen::default(); machine.units as usize];
+    let stats = vec![Stat::new(0.2); (machine.banks * machine.units) as usize];
+    let sizes = Sizes::of(&banks, machine.slots, machine.reads);
+    let mut tables = Owned::new(banks.clone(), stats, sizes, machine.units);
     let mut store = Store::new(
-        Tables {
-            banks: &banks,
-            homes: &mut homes,
-            stats: &mut stats,
-            slots: &mut slots,
-            items: &mut items,
-            sorted: &mut sorted,
-            groups: &mut groups,
-            reads: &mut reads,
-            foreseen: &mut foreseen,
-        },
+        tables.lend(),
         Frequency,
         Reach {
             align: machine.align,

@@ -80,6 +80,27 @@ fn a_pack_is_made_checked_and_shown() {
     );
 }
 
+/// A trace says which model it is of; a head alone uses no units.
+#[test]
+fn a_trace_names_the_source() {
+    let scratch = Scratch::new("pack-trace");
+    let from = small(scratch.join("model.gguf"));
+    let to = scratch.join("model.lean");
+    let packed = pack(&from, &to, "--json --calibrate none").json();
+    let trace = scratch.join("t.trace");
+    let args = format!("-p abcdef -n 3 --budget 64M -o {}", trace.display());
+    assert_eq!(with("trace", &to, &args).code, 0);
+    let file = fs::read(&trace).unwrap();
+    let hex: String = file[40..72]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_eq!(packed["source_sha256"], hex.as_str());
+    assert_eq!(pack(&from, &to, "--ffn matrices").code, 0);
+    let ran = with("trace", &to, &format!("{args} --head exact"));
+    assert!(ran.failed(2).contains("has no units to record"), "{ran:?}");
+}
+
 /// What has room in a budget, and what a token reads beside it by the calibration.
 #[test]
 fn a_plan_tells_what_units_have_room_and_what_is_read() {

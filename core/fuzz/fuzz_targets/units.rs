@@ -5,12 +5,15 @@
 
 use leanstream_core::port::ReadOutcome;
 use leanstream_core::sparse::retain::{Name, Policy};
-use leanstream_core::sparse::store::{groups_max, slots_least};
-use leanstream_core::sparse::tables::{Bank, Foreseen, Group, Home, Item, Read, Stat, Tables};
+use leanstream_core::sparse::store::slots_least;
+use leanstream_core::sparse::tables::{Bank, Foreseen, Sizes, Stat};
 use leanstream_core::sparse::{Choice, Chosen, Grouping, Reach, Select, Store};
-use leanstream_core::stream::tables::Slot;
 use leanstream_core::units::{FileId, ReadId};
 use libfuzzer_sys::fuzz_target;
+use tables::Owned;
+
+#[path = "../../tests/common/tables.rs"]
+mod tables;
 
 struct Bytes<'d>(&'d [u8]);
 
@@ -50,15 +53,10 @@ fn run(bytes: &mut Bytes<'_>) {
     let slot_count = slots_least(units) + bytes.below(units * bank_count + 1);
     // The store's contract: some units' use is counted, the others' isn't.
     let counted = bytes.below(total as u32 + 1) as usize;
-    let mut homes = vec![Home::default(); total];
-    let mut stats = vec![Stat::new(0.1); counted];
-    let mut slots = vec![Slot::default(); slot_count as usize];
-    let mut items = vec![Item::default(); units as usize];
-    let mut sorted = items.clone();
-    let mut groups = vec![Group::default(); groups_max(units) as usize];
-    let mut reads = vec![Read::default(); 1 + bytes.below(20) as usize];
-    let read_count = reads.len();
-    let mut foreseen = vec![Foreseen::default(); bytes.below(units + 1) as usize];
+    let stats = vec![Stat::new(0.1); counted];
+    let read_count = 1 + bytes.below(20) as usize;
+    let sizes = Sizes::of(&banks, slot_count, read_count);
+    let mut tables = Owned::new(banks.clone(), stats, sizes, bytes.below(units + 1));
     let window_max = (unit_bytes + 2 * align) + bytes.below(1 << 15);
     let names: Vec<Name> = Name::ALL.into_iter().filter(|n| !n.needs_oracle()).collect();
     let name = names[bytes.below(names.len() as u32) as usize];
@@ -70,17 +68,7 @@ fn run(bytes: &mut Bytes<'_>) {
         ahead_max: 1 + bytes.below(8),
     };
     let mut store = Store::new(
-        Tables {
-            banks: &banks,
-            homes: &mut homes,
-            stats: &mut stats,
-            slots: &mut slots,
-            items: &mut items,
-            sorted: &mut sorted,
-            groups: &mut groups,
-            reads: &mut reads,
-            foreseen: &mut foreseen,
-        },
+        tables.lend(),
         policy,
         reach,
     );

@@ -1,5 +1,6 @@
 //! The store's memory, lent in its constructor.
 
+use super::store::groups_max;
 use crate::stream::tables::Slot;
 use crate::units::{FileId, SlotId};
 
@@ -39,6 +40,57 @@ pub struct Tables<'m> {
     pub reads: &'m mut [Read],
     /// As many as one stage may foresee.
     pub foreseen: &'m mut [Foreseen],
+}
+
+/// How many entries the [`Tables`] have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sizes {
+    /// Of `homes`.
+    pub homes: usize,
+    /// Of `slots`.
+    pub slots: usize,
+    /// Of `items` and of `sorted`; of `foreseen` it is enough.
+    pub items: usize,
+    /// Of `groups`.
+    pub groups: usize,
+    /// Of `reads`.
+    pub reads: usize,
+}
+
+impl Sizes {
+    /// For `units` units in all banks, of which a choice has up to `choice`, in `slots` slots and with
+    /// `reads` reads in flight.
+    pub fn new(units: usize, choice: u32, slots: u32, reads: usize) -> Self {
+        Self {
+            homes: units,
+            slots: slots as usize,
+            items: choice as usize,
+            groups: groups_max(choice) as usize,
+            reads,
+        }
+    }
+
+    /// For banks of which any may be chosen whole.
+    pub fn of(banks: &[Bank], slots: u32, reads: usize) -> Self {
+        let units = banks.iter().map(|bank| bank.count as usize).sum();
+        let choice = banks.iter().map(|bank| bank.count).max().unwrap_or(0);
+        Self::new(units, choice, slots, reads)
+    }
+
+    /// Bytes of these tables, with `foreseen` as long as `items`.
+    pub fn bytes(&self) -> u64 {
+        let item = 2 * size_of::<Item>() + size_of::<Foreseen>();
+        [
+            (self.homes, size_of::<Home>()),
+            (self.slots, size_of::<Slot>()),
+            (self.items, item),
+            (self.groups, size_of::<Group>()),
+            (self.reads, size_of::<Read>()),
+        ]
+        .into_iter()
+        .map(|(count, bytes)| count as u64 * bytes as u64)
+        .sum()
+    }
 }
 
 /// Where a unit stands.
@@ -183,4 +235,28 @@ pub struct Foreseen {
     pub index: u32,
     /// The stage's estimate of the gate, as [`Seen::score`](super::retain::Seen::score).
     pub score: f32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_follow_from_the_banks() {
+        let bank = |first, count| Bank {
+            file: FileId(0),
+            offset: 0,
+            unit_bytes: 8,
+            first,
+            count,
+        };
+        let sizes = Sizes::of(&[bank(0, 700), bank(700, 30)], 600, 5);
+        assert_eq!(sizes, Sizes::new(730, 700, 600, 5));
+        assert_eq!((sizes.homes, sizes.items, sizes.slots), (730, 700, 600));
+        assert_eq!(sizes.groups, groups_max(700) as usize);
+        let none = Sizes::new(0, 1, 0, 0).bytes();
+        let one = Sizes::new(1, 1, 0, 0).bytes();
+        assert_eq!(one - none, size_of::<Home>() as u64);
+        assert_eq!(Sizes::of(&[], 0, 0).items, 0);
+    }
 }

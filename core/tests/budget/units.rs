@@ -3,15 +3,16 @@
 
 use leanstream_core::port::ReadOutcome;
 use leanstream_core::sparse::retain::{Cause, Name, Policy, Retain, Seen, Segment};
-use leanstream_core::sparse::store::{groups_max, slots_least};
-use leanstream_core::sparse::tables::{Bank, Foreseen, Group, Home, Item, Read, Stat, Tables};
+use leanstream_core::sparse::store::slots_least;
+use leanstream_core::sparse::tables::{Bank, Foreseen, Sizes, Stat};
 use leanstream_core::sparse::{Choice, Chosen, Counters, Grouping, Reach, Select, Store};
 use leanstream_core::stream::Worth;
-use leanstream_core::stream::tables::Slot;
 use leanstream_core::units::{FileId, ReadId};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt::Write;
+
+use crate::tables::Owned;
 
 const LAYERS: u32 = 24;
 const UNITS: u32 = 128;
@@ -147,26 +148,11 @@ fn counts(run: &Run, name: Name, slots: u32, foresight: bool) -> Counters {
         .collect();
     let priors = (0..total).map(|unit| run.prior(unit));
     let token = Cell::new(0);
-    let mut homes = vec![Home::default(); total as usize];
-    let mut stats: Vec<Stat> = priors.clone().map(Stat::new).collect();
-    let mut slot_table = vec![Slot::default(); slots as usize];
-    let mut items = vec![Item::default(); UNITS as usize];
-    let mut sorted = items.clone();
-    let mut groups = vec![Group::default(); groups_max(UNITS) as usize];
-    let mut reads = vec![Read::default(); 8];
-    let mut foreseen = vec![Foreseen::default(); UNITS as usize];
+    let stats = priors.clone().map(Stat::new).collect();
+    let sizes = Sizes::of(&banks, slots, 8);
+    let mut tables = Owned::new(banks, stats, sizes, UNITS);
     let mut store = Store::new(
-        Tables {
-            banks: &banks,
-            homes: &mut homes,
-            stats: &mut stats,
-            slots: &mut slot_table,
-            items: &mut items,
-            sorted: &mut sorted,
-            groups: &mut groups,
-            reads: &mut reads,
-            foreseen: &mut foreseen,
-        },
+        tables.lend(),
         Told {
             policy: Policy::new(name, slots, priors),
             run,

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::args::PathArg;
 use super::output::{Out, say};
-use super::setup::{self, Machine, Need, runs_a_model};
+use super::setup::{self, Need, runs_a_model};
 use crate::budget::held;
 use crate::error::Error;
 use crate::run::session::{Memory, Session, Wanted};
@@ -39,9 +39,9 @@ impl Trace {
         let machine = self.machine();
         let text = setup::text(self.prompt.as_ref(), self.file.as_ref(), Some(&machine))?;
         let (info, mut weights) = machine.load()?;
-        let Some(packed) = &weights.packed else {
+        let Some(packed) = weights.packed.as_ref().filter(|_| info.packed) else {
             return Err(Error::Usage(format!(
-                "only packed models have units to record: leanstream pack {} OUT.lean",
+                "{} has no units to record: leanstream pack MODEL.gguf OUT.lean",
                 self.model.0.display()
             )));
         };
@@ -69,12 +69,11 @@ impl Trace {
             wanted: Wanted::BEST,
         };
         let options = machine.options(&info, &weights, need, held())?;
-        let sha256 = sha256(&machine)?;
         let meta = Meta {
             layers: info.hyper.layers,
             units: info.hyper.ff,
             unit_bytes,
-            source_sha256: sha256,
+            source_sha256: info.source_sha256.unwrap_or_default(),
             name: &info.name,
             scores: true,
         };
@@ -110,21 +109,4 @@ impl Trace {
         ));
         Ok(())
     }
-}
-
-/// SHA-256 of the model that the pack was made from, as the pack says it.
-fn sha256(machine: &Machine<'_>) -> Result<[u8; 32], Error> {
-    let headers = crate::run::model::Headers::open(machine.model)?;
-    headers.with(|shards, _| {
-        let hex = shards[0]
-            .get("lean.source.sha256")
-            .and_then(|value| value.as_str())
-            .unwrap_or_default();
-        let mut out = [0; 32];
-        for (byte, digits) in out.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
-            let digits = std::str::from_utf8(digits).unwrap_or("0");
-            *byte = u8::from_str_radix(digits, 16).unwrap_or(0);
-        }
-        Ok(out)
-    })
 }

@@ -38,6 +38,8 @@ pub struct Info {
     pub packed: bool,
     /// What leaving out neurons costs, where it was measured.
     pub quality: Option<Quality>,
+    /// SHA-256 of the model that it was packed from.
+    pub source_sha256: Option<[u8; 32]>,
     /// How its logits are computed.
     pub head: Head,
     /// Weights of all tensors.
@@ -167,7 +169,7 @@ pub fn load(path: &Path) -> Result<(Info, Weights), Error> {
 pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
     let headers = Headers::open(path)?;
     let first = headers.shards[0].0.clone();
-    let (mut parts, (layers, packed_head, quality), hyper, tokenizer, name, parameters, kind) =
+    let (mut parts, packed, hyper, tokenizer, name, parameters, kind) =
         headers.with(|shards, tensors| {
             let mut parts = Parts::default();
             let model = Model {
@@ -183,7 +185,7 @@ pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
             }
             let hyper =
                 plan::plan(&model, &mut parts, head).map_err(|error| Error::model(&first, error))?;
-            let layers = packed_layers(&model, &hyper, &parts, head)
+            let packed = packed_parts(&model, &hyper, &parts, head)
                 .map_err(|error| Error::model(&first, error))?;
             let tokenizer =
                 Tokenizer::from_gguf(&shards[0]).map_err(|error| Error::model(&first, error))?;
@@ -216,7 +218,7 @@ pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
                 .map(|tensor| tensor.rows().saturating_mul(tensor.cols()))
                 .fold(0u64, u64::saturating_add);
             let kind = format!("{} {}", hyper.arch.name(), commonest(&parts.matrices));
-            Ok((parts, layers, hyper, tokenizer, name, parameters, kind))
+            Ok((parts, packed, hyper, tokenizer, name, parameters, kind))
         })?;
     let files: Vec<(PathBuf, u64)> = headers
         .files()
@@ -224,6 +226,12 @@ pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
         .collect();
     drop(headers);
     let vectors = read_vectors(&files, &parts.vectors)?;
+    let PackedParts {
+        layers,
+        head: packed_head,
+        quality,
+        source_sha256,
+    } = packed;
     let neurons = !layers.is_empty();
     let packed = match neurons || packed_head.is_some() {
         true => Some(Packed::load(&files, layers, packed_head, hyper.d)?),
@@ -241,6 +249,7 @@ pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
         kind,
         packed: neurons,
         quality,
+        source_sha256,
         head,
     };
     let weights = Weights {
@@ -256,16 +265,19 @@ pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
     Ok((info, weights))
 }
 
-/// What is packed of a model: layers, the head that is computed by its sketch, and what leaving out
-/// neurons costs.
-type PackedParts = (
-    Vec<PackedLayer>,
-    Option<(Head, PackedHead)>,
-    Option<Quality>,
-);
+/// What is packed of a model.
+#[derive(Default)]
+struct PackedParts {
+    layers: Vec<PackedLayer>,
+    /// The head that is computed by its sketch.
+    head: Option<(Head, PackedHead)>,
+    /// What leaving out neurons costs.
+    quality: Option<Quality>,
+    source_sha256: Option<[u8; 32]>,
+}
 
 /// What is packed of a model, of its head only what `head` needs; nothing when it isn't packed.
-fn packed_layers(
+fn packed_parts(
     model: &Model<'_, '_>,
     hyper: &Hyper,
     parts: &Parts,
@@ -279,7 +291,7 @@ fn packed_layers(
             let what = if sparse { "packed layers" } else { "a sketch" };
             Err(format!("it has {what}, but no lean.version; pack it again"))
         } else {
-            Ok((Vec::new(), None, None))
+            Ok(PackedParts::default())
         };
     };
     if !sparse && pack.layers() > 0 {
@@ -293,7 +305,22 @@ fn packed_layers(
         false => None,
     };
     let quality = pack.quality().map_err(|error| error.to_string())?;
-    Ok((layers, place.map(|place| (head, place)), quality))
+    Ok(PackedParts {
+        layers,
+        head: place.map(|place| (head, place)),
+        quality,
+        source_sha256: digest(pack.source_sha256),
+    })
+}
+
+/// A SHA-256 from its hexadecimal digits.
+fn digest(hex: &str) -> Option<[u8; 32]> {
+    let mut out = [0; 32];
+    for (byte, digits) in out.iter_mut().zip(hex.as_bytes().as_chunks::<2>().0) {
+        let digits = std::str::from_utf8(digits).ok()?;
+        *byte = u8::from_str_radix(digits, 16).ok()?;
+    }
+    Some(out)
 }
 
 impl Weights {

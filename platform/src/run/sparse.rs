@@ -1,7 +1,8 @@
-//! The store of a packed model's units, with the tables that it works in.
+//! The tables that the store of a packed model's units works in.
 
-use leanstream_core::sparse::store::groups_max;
-use leanstream_core::sparse::tables::{Bank, Foreseen, Group, Home, Item, Read, Stat, Tables};
+use leanstream_core::sparse::tables::{
+    Bank, Foreseen, Group, Home, Item, Read, Sizes, Stat, Tables,
+};
 use leanstream_core::stream::tables::Slot;
 
 use super::memory::UnitPlan;
@@ -44,29 +45,30 @@ impl UnitTables {
         });
         let mut banks = Vec::with_capacity(packed.layers().len() + 1);
         banks.extend(layers.chain(head));
+        let (units, reads) = (packed.units(), usize::from(plan.reads_max));
+        let sizes = Sizes::new(units, ff as u32, plan.slots, reads);
+        Self::of(banks, packed.take_stats(), sizes)
+    }
+
+    /// Tables of these sizes for `banks`, the first units of which have `stats`.
+    pub fn of(banks: Vec<Bank>, stats: Vec<Stat>, sizes: Sizes) -> Self {
         Self {
-            homes: vec![Home::default(); packed.units()],
-            stats: packed.take_stats(),
-            slots: vec![Slot::default(); plan.slots as usize],
-            items: vec![Item::default(); ff],
-            sorted: vec![Item::default(); ff],
-            groups: vec![Group::default(); groups_max(ff as u32) as usize],
-            reads: vec![Read::default(); usize::from(plan.reads_max)],
-            foreseen: vec![Foreseen::default(); ff],
+            homes: vec![Home::default(); sizes.homes],
+            stats,
+            slots: vec![Slot::default(); sizes.slots],
+            items: vec![Item::default(); sizes.items],
+            sorted: vec![Item::default(); sizes.items],
+            groups: vec![Group::default(); sizes.groups],
+            reads: vec![Read::default(); sizes.reads],
+            foreseen: vec![Foreseen::default(); sizes.items],
             banks,
         }
     }
 
     /// Bytes of all but the slots' table, and the stats, which the model was charged for.
     pub fn bytes(layers: u64, ff: u64, head_rows: u64) -> u64 {
-        let each = 2 * size_of::<Item>() + size_of::<Foreseen>();
-        let units = (layers * ff + head_rows) * size_of::<Home>() as u64;
-        let groups = u64::from(groups_max(ff as u32)) * size_of::<Group>() as u64;
-        units
-            + ff * each as u64
-            + groups
-            + (layers + 1) * size_of::<Bank>() as u64
-            + 256 * size_of::<Read>() as u64
+        let sizes = Sizes::new((layers * ff + head_rows) as usize, ff as u32, 0, 256);
+        sizes.bytes() + (layers + 1) * size_of::<Bank>() as u64
     }
 
     /// The share of calibration tokens that used each unit.

@@ -12,16 +12,16 @@ use std::collections::VecDeque;
 
 use leanstream_core::port::ReadOutcome;
 use leanstream_core::sparse::retain::{Cause, Name, Policy, Refine, Retain, Seen, Segment};
-use leanstream_core::sparse::store::{groups_max, slots_least};
-use leanstream_core::sparse::tables::{Bank, Foreseen, Group, Home, Item, Read, Stat, Tables};
+use leanstream_core::sparse::store::slots_least;
+use leanstream_core::sparse::tables::{Bank, Foreseen, Sizes, Stat};
 use leanstream_core::sparse::{
     Choice, Chosen, Counters, Grouping, Reach, ReadRequest, Select, Store,
 };
 use leanstream_core::stream::Worth;
-use leanstream_core::stream::tables::Slot;
 use leanstream_core::units::{FileId, ReadId};
 
 use super::sets::Sets;
+use crate::run::sparse::UnitTables;
 
 /// Bytes of a staging slot, where a unit isn't larger.
 const WINDOW: u32 = 128 << 10;
@@ -222,7 +222,6 @@ impl Virtual<'_, '_, '_> {
 /// If there are fewer slots than [`least_slots`], or no tokens to count.
 pub fn simulate(sets: &Sets, name: Name, slots: u32, machine: Machine, warm: u32) -> Outcome {
     assert!(warm < sets.tokens, "tokens are left to count");
-    let total = sets.layers as usize * sets.units as usize;
     let bank_bytes = u64::from(sets.units) * u64::from(machine.unit_bytes);
     let banks: Vec<Bank> = (0..sets.layers)
         .map(|layer| Bank {
@@ -236,27 +235,12 @@ pub fn simulate(sets: &Sets, name: Name, slots: u32, machine: Machine, warm: u32
     let priors = sets.frequencies(warm);
     let token = Cell::new(0);
     let units = sets.units as usize;
-    let mut homes = vec![Home::default(); total];
-    let mut stats: Vec<Stat> = priors.iter().map(|&prior| Stat::new(prior)).collect();
-    let mut slot_table = vec![Slot::default(); slots as usize];
-    let mut items = vec![Item::default(); units];
-    let mut sorted = items.clone();
-    let mut groups = vec![Group::default(); groups_max(sets.units) as usize];
-    let mut reads = vec![Read::default(); usize::from(machine.reads_max)];
-    let mut foreseen = vec![Foreseen::default(); units];
+    let stats = priors.iter().map(|&prior| Stat::new(prior)).collect();
+    let sizes = Sizes::of(&banks, slots, usize::from(machine.reads_max));
+    let mut tables = UnitTables::of(banks, stats, sizes);
     let window = WINDOW.max(machine.unit_bytes.next_multiple_of(machine.align) + 2 * machine.align);
     let mut store = Store::new(
-        Tables {
-            banks: &banks,
-            homes: &mut homes,
-            stats: &mut stats,
-            slots: &mut slot_table,
-            items: &mut items,
-            sorted: &mut sorted,
-            groups: &mut groups,
-            reads: &mut reads,
-            foreseen: &mut foreseen,
-        },
+        tables.lend(),
         Told {
             policy: Policy::new(name, slots, priors.iter().copied()),
             uses: name.needs_oracle().then(|| Uses::new(sets)),
