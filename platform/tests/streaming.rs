@@ -110,13 +110,15 @@ fn a_token_reads_the_weights_that_are_not_kept_and_each_once() {
         let must = pass_bytes as f64 * (1.0 - kept);
         // The embedding row of each token comes on top, and the widening to the device's alignment.
         let rows = f64::from(info.hyper.d) * 4.0 + 8192.0;
+        // What is on its way for the next token when counting begins and ends depends on the machine.
+        let ring = f64::from(plan.slots - plan.kept()) * f64::from(plan.slot_bytes) / 16.0;
         let got = done.bytes_read as f64 / 16.0;
         assert!(
-            got <= must * 1.02 + rows,
+            got <= must * 1.02 + rows + ring,
             "{extra}: {got} bytes a token, {must} are not kept"
         );
         assert!(
-            got >= must * 0.96 - 1.0,
+            got >= must * 0.96 - ring,
             "{extra}: {got} bytes a token, {must} are not kept"
         );
         assert_eq!(done.rereads, 0, "{extra}");
