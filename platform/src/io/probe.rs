@@ -52,7 +52,16 @@ impl std::fmt::Display for ProbeError {
 
 impl std::error::Error for ProbeError {}
 
-/// Sequential reading, measured.
+/// Which blocks are read one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// As they lie in the files.
+    Sequential,
+    /// From all over the files.
+    Scattered,
+}
+
+/// Reading with many reads in flight, measured.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bandwidth {
     /// Bytes that arrived.
@@ -79,8 +88,7 @@ pub struct Latency {
     pub p99: Duration,
 }
 
-/// Read whole blocks one after the other, wrapping around at the end of the model, for about
-/// `duration`, with `options.depth` reads in flight. Takes `depth * block` bytes of memory.
+/// Read whole blocks in `order`, wrapping around at the end of the model, for about `duration`, with `options.depth` reads in flight. Takes `depth * block` bytes of memory.
 ///
 /// # Errors
 /// [`ProbeError`].
@@ -91,12 +99,17 @@ pub fn bandwidth(
     source: &Arc<Source>,
     options: &Options,
     block: u32,
+    order: Order,
     duration: Duration,
 ) -> Result<Bandwidth, ProbeError> {
     let mut places = Places::new(source, block).ok_or(ProbeError::TooSmall { block })?;
     let mut backend = open(source, options, options.depth, block)?;
+    let mut place = || match order {
+        Order::Sequential => places.next(),
+        Order::Scattered => places.jump(),
+    };
     let start = Instant::now();
-    let mut reading: Vec<Extent> = (0..options.depth).map(|_| places.next()).collect();
+    let mut reading: Vec<Extent> = (0..options.depth).map(|_| place()).collect();
     for (slot, extent) in (0..).zip(&reading) {
         backend.start(command(slot, *extent));
     }
@@ -107,7 +120,7 @@ pub fn bandwidth(
             check(&backend, extent, outcome)?;
             bytes += u64::from(block);
             if start.elapsed() < duration {
-                *extent = places.next();
+                *extent = place();
                 backend.start(command(read.0, *extent));
             } else {
                 in_flight -= 1;
@@ -271,13 +284,17 @@ mod tests {
     #[test]
     fn limits_are_measured_as_set() {
         let source = this_program();
-        for kind in [Kind::Auto, Kind::Pread] {
+        for (kind, order) in [
+            (Kind::Auto, Order::Sequential),
+            (Kind::Pread, Order::Scattered),
+        ] {
             let options = Options {
                 kind,
                 throttle: Some(Limits::parse("64M,3ms").unwrap()),
                 ..Options::default()
             };
-            let measured = bandwidth(&source, &options, 256 << 10, Duration::from_millis(200));
+            let duration = Duration::from_millis(200);
+            let measured = bandwidth(&source, &options, 256 << 10, order, duration);
             let measured = measured.unwrap();
             // A busy machine may be slower than the limit, never faster.
             assert!(measured.bytes_per_s() <= 1.01 * f64::from(64 << 20));
@@ -295,12 +312,12 @@ mod tests {
             faults: Some(FaultPlan::parse(faults).unwrap()),
             ..Options::default()
         };
-        let second = Duration::from_secs(1);
-        let failed = bandwidth(&source, &options("fail_at=20"), 64 << 10, second);
+        let (second, order) = (Duration::from_secs(1), Order::Sequential);
+        let failed = bandwidth(&source, &options("fail_at=20"), 64 << 10, order, second);
         assert!(matches!(failed, Err(ProbeError::Read(_))), "{failed:?}");
         let corrupt = latency(&source, &options("corrupt=10%"));
         assert!(matches!(corrupt, Err(ProbeError::Corrupt)), "{corrupt:?}");
-        let large = bandwidth(&source, &Options::default(), 1 << 30, second);
+        let large = bandwidth(&source, &Options::default(), 1 << 30, order, second);
         assert!(
             matches!(large, Err(ProbeError::TooSmall { .. })),
             "{large:?}"

@@ -363,8 +363,14 @@ fn bandwidth(info: &Info, options: &Options) -> Result<f64, Error> {
             .next_power_of_two()
             .max(source.align().max(4096)),
     );
-    let found = probe::bandwidth(&Arc::new(source), &io, least, PROBE_TIME)
-        .map_err(|error| failed(&error))?;
+    let found = probe::bandwidth(
+        &Arc::new(source),
+        &io,
+        least,
+        probe::Order::Sequential,
+        PROBE_TIME,
+    )
+    .map_err(|error| failed(&error))?;
     Ok(found.bytes_per_s())
 }
 

@@ -187,6 +187,13 @@ impl Bench {
             "overlap": total.overlap(),
             "allocations": allocator.since_seal().calls,
         });
+        if let Value::Object(object) = &mut object {
+            let reads = total.counters.reads + total.units.reads;
+            object.insert(
+                "reads_per_token".into(),
+                (reads as f64 / timed as f64).into(),
+            );
+        }
         let object = object.as_object_mut().expect("it was made as one");
         object.insert("head".into(), info.head.name().into());
         object.insert("head_rows".into(), total.head_rows().into());
