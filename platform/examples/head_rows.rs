@@ -116,7 +116,7 @@ fn run(
         select: Select::All,
         policy: Name::Refine,
         without: leanstream::run::setup::Without::default(),
-        gap: 4 << 10,
+        gap: Some(4 << 10),
         io: io::Options::default(),
         stop: &NO_SIGNAL,
     };

@@ -121,7 +121,7 @@ fn no_budget_policy_backend_or_thread_count_changes_a_bit() {
                     batch: if extra == 0 { Some(1) } else { None },
                     threads,
                     policy,
-                    gap,
+                    gap: Some(gap),
                     io: io::Options {
                         kind,
                         faults: (threads == 2).then_some(faults),

@@ -339,7 +339,7 @@ impl<'a> Machine<'a> {
             },
             queue_depth: self.queue_depth,
             without,
-            gap: GAP,
+            gap: None,
             io: io::Options {
                 kind,
                 throttle: self
@@ -438,10 +438,6 @@ fn budget_for_share(
         None => fail("asks for more memory than any machine has; lower -c"),
     }
 }
-
-/// What starting a read costs, in bytes that could be read meanwhile: 8 us of a core's time on virtual
-/// disks (`perf` on `leanstream bench`), 12 KiB at 1.4 GB/s.
-const GAP: u32 = 12 << 10;
 
 /// What the machine has, less a margin for others and for what the kernel keeps for us; enough for
 /// any model that we were asked for where the machine doesn't say.

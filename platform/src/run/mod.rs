@@ -5,6 +5,7 @@ pub mod attend;
 pub mod buffers;
 pub mod cells;
 pub mod compute;
+pub mod gap;
 pub mod head;
 pub mod kv;
 pub mod memory;

@@ -211,6 +211,12 @@ impl Packed {
         self.head.map_or(0, |head| head.count as usize)
     }
 
+    /// Where the units of all layers and of the head lie.
+    pub fn unit_places(&self) -> Vec<Place> {
+        let layers = self.layers.iter().map(|layer| layer.units);
+        layers.chain(self.head.map(|head| head.units)).collect()
+    }
+
     /// Units of all layers and of the head.
     pub fn units(&self) -> usize {
         self.layers.len() * self.ff + self.head_rows()

@@ -17,10 +17,12 @@ use super::attend::Attention;
 use super::buffers::Buffers;
 use super::cells::Cells;
 use super::compute::Cpu;
+use super::gap::{self, Staging};
 use super::head::HeadRoom;
 use super::memory;
 use super::meter::Metered;
 use super::model::{Info, Weights};
+use super::packed::Packed;
 use super::pass::{Batch, HeadMode, SCORE_ROWS, Shared, ThreadScratch, own};
 use super::probe::Probe;
 use super::score::Score;
@@ -51,6 +53,7 @@ pub struct Session<'m> {
     begun: Instant,
     /// Whether scored tokens are taken in one at a time, as generated ones are.
     one_by_one: bool,
+    gap: u32,
     /// Whether layers are looked ahead of.
     looks: bool,
     /// Whether all pieces stay in memory once read, and whether they have been.
@@ -116,6 +119,7 @@ impl<'m> Session<'m> {
         let rope_factors = rope_factors.map(|id| vectors.get(id).to_vec());
         let kernels = UnitKernels::beside(&options.kernels);
         let mut packed = packed;
+        let unit_places = packed.as_ref().map(Packed::unit_places).unwrap_or_default();
         let head = packed.as_mut().and_then(|packed| {
             let (parts, ff) = (packed.take_head()?, packed.ff());
             Some(HeadRoom::new(parts, options.wanted, ff, options.exact))
@@ -172,6 +176,21 @@ impl<'m> Session<'m> {
         };
         let pool = Pool::new(threads, memory::STACK_BYTES, Arc::new(shared))
             .map_err(refused("start a thread for it"))?;
+        let mut storage = Metered::new(storage);
+        let gap = match (options.gap, plan.units) {
+            (Some(gap), _) => gap,
+            (None, None) => gap::USUAL,
+            (None, Some(_)) => {
+                let staging = Staging {
+                    slot: plan.slots,
+                    bytes: plan.slot_bytes,
+                    read: plan.reads_max,
+                    depth: unit_reads,
+                    align,
+                };
+                gap::measure(&mut storage, &unit_places, staging)
+            }
+        };
         let mut compute = Cpu::new(pool);
         if options.policy == Name::Oneshot {
             compute.look_once();
@@ -189,12 +208,13 @@ impl<'m> Session<'m> {
                 since: None,
                 total: Duration::ZERO,
             },
-            storage: Metered::new(storage),
+            storage,
             compute,
             first_read: plan.reads_max,
             first_staging: plan.slots,
             begun: Instant::now(),
             one_by_one: options.one_by_one,
+            gap,
             looks: !options.without.looks,
             all_stay: plan.kept() == plan.planned,
             settled: false,
@@ -202,7 +222,7 @@ impl<'m> Session<'m> {
                 let reach = Reach {
                     align,
                     window_max: plan.slot_bytes,
-                    gap_max: options.gap,
+                    gap_max: gap,
                     // Bound late: so few that a better estimate finds most of them not started.
                     ahead_max: u32::from(unit_reads / 8).max(1),
                 };
@@ -380,6 +400,11 @@ impl<'m> Session<'m> {
             stalled: self.watch.total,
             io_busy: self.storage.busy(),
         }
+    }
+
+    /// Unwanted bytes between two units that are read rather than left out.
+    pub fn gap(&self) -> u32 {
+        self.gap
     }
 
     /// The storage beneath, for its own report.

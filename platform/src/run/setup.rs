@@ -66,8 +66,9 @@ pub struct Options {
     pub policy: Name,
     /// Parts of the sparse scheme that are left out, to see what they do.
     pub without: Without,
-    /// Unwanted bytes between two units that are read rather than left out.
-    pub gap: u32,
+    /// Unwanted bytes between two units that are read rather than left out; `None` measures what the
+    /// device is best at.
+    pub gap: Option<u32>,
     /// How to read; its depth is taken from the plan.
     pub io: io::Options,
     /// The signal that asks to stop, 0 while there is none.

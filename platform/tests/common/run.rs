@@ -26,7 +26,7 @@ pub fn options(tokens: usize) -> Options {
         direct: Direct::Auto,
         queue_depth: None,
         without: leanstream::run::setup::Without::default(),
-        gap: 0,
+        gap: Some(0),
         one_by_one: false,
         wanted: leanstream::run::session::Wanted::BEST,
         select: leanstream_core::sparse::Select::All,

@@ -189,6 +189,9 @@ impl Bench {
         });
         if let Value::Object(object) = &mut object {
             let reads = total.counters.reads + total.units.reads;
+            if info.packed {
+                object.insert("gap_bytes".into(), session.gap().into());
+            }
             object.insert(
                 "reads_per_token".into(),
                 (reads as f64 / timed as f64).into(),

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::budget::held;
 use crate::cli::setup::{Machine, Need};
 use crate::error::{Error, mib};
+use crate::run::gap;
 use crate::run::memory::{self, Request, table};
 use crate::run::model::{Info, Weights};
 use crate::run::packed::Packed;
@@ -203,7 +204,7 @@ impl Used {
                 Select::All => 1.0,
                 Select::Top(keep) => f64::from(keep),
             },
-            gap: options.gap,
+            gap: options.gap.unwrap_or(gap::USUAL),
             align,
         }
     }
