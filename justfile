@@ -71,6 +71,14 @@ bench-policies figure="target/policies.svg" *args: build
 bench-sparse text *args: build
     for keep in 1 0.5 0.3; do {{bin}} bench -m {{relu}} --budget ffn:10%,ffn:25%,ffn:50% --keep $keep -p 0 -n 128 -r 5 -t 2 --perplexity {{text}} {{args}}; done
 
+# what each part of the sparse scheme does, at the disk's speed and as on a board's eMMC
+bench-ablation text *args: build
+    for slow in "" "--throttle-read 300M,80us"; do \
+        for parts in "--without order,looks,retention" "--without looks,retention" "--without retention" "" "--head fast"; do \
+            {{bin}} bench -m {{relu}} --text {{text}} --budget ffn:25% --mode exact -p 0 -n 64 -r 2 -t 2 $parts $slow {{args}}; \
+        done; \
+    done
+
 # both as on a board's eMMC
 bench-policies-throttled: (bench-policies "target/policies-throttled.svg" "--throttle-read" "300M,80us")
 
