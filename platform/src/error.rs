@@ -1,6 +1,7 @@
 //! What can go wrong, by what a script should do about it: each kind has an exit code of its own.
 
 use std::fmt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// An error with its way out. [`Error::exit_code`] is the process's exit code.
@@ -120,6 +121,30 @@ impl std::error::Error for Error {
 /// Bytes as people read them.
 pub fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+/// Refuses to write over what is read.
+///
+/// # Errors
+/// [`Error::Usage`] when `out` is one of the files, by whatever name.
+pub fn refuse_input<'a>(
+    out: &Path,
+    inputs: impl IntoIterator<Item = &'a Path>,
+) -> Result<(), Error> {
+    let id = |path: &Path| std::fs::metadata(path).ok().map(|m| (m.dev(), m.ino()));
+    let Some(target) = id(out) else {
+        return Ok(());
+    };
+    // A device such as /dev/null may be both.
+    let file = std::fs::metadata(out).is_ok_and(|m| m.is_file());
+    match inputs.into_iter().find(|input| id(input) == Some(target)) {
+        Some(input) if file => Err(Error::Usage(format!(
+            "the output {} is {}, which is read; give the output another name",
+            out.display(),
+            input.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -46,6 +46,10 @@ pub fn listen() {
         SaFlags::SA_RESETHAND,
         SigSet::empty(),
     );
+    // A limit on the size of files is an error of the write that meets it.
+    let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+    // SAFETY: nothing runs when the signal comes.
+    let _ = unsafe { sigaction(Signal::SIGXFSZ, &ignore) };
     for signal in ASKS {
         // SAFETY: the handler only touches an atomic, which is allowed in a signal handler.
         let before = unsafe { sigaction(signal, &action) };

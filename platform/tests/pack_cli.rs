@@ -333,11 +333,7 @@ fn what_cannot_be_packed_is_told() {
         ran.stderr
     );
     let ran = pack(&from, &from, "");
-    assert!(
-        ran.failed(2).contains("is the model itself"),
-        "{}",
-        ran.stderr
-    );
+    assert!(ran.failed(2).contains("which is read"), "{}", ran.stderr);
     let ran = pack(&scratch.join("none.gguf"), &to, "");
     assert!(ran.failed(5).contains("none.gguf"), "{}", ran.stderr);
     let ran = pack(&empty, &to, "");
@@ -428,4 +424,75 @@ fn a_full_disk_leaves_nothing() {
     );
     assert_eq!(scratch.names(), ["model.gguf", "model.lean"]);
     assert_eq!(fs::read(&to).unwrap(), b"older");
+}
+
+/// What is read is never written over, by whatever name.
+#[test]
+fn outputs_are_no_inputs() {
+    let scratch = Scratch::new("pack-over");
+    let from = small(scratch.join("model.gguf"));
+    let to = scratch.join("model.lean");
+    pack(&from, &to, "--calibrate none").text();
+    let link = scratch.join("link");
+    std::os::unix::fs::symlink(&to, &link).unwrap();
+    let text = scratch.join("text");
+    fs::write(&text, TEXT).unwrap();
+    let before = fs::read(&to).unwrap();
+    let (link, text) = (link.display(), text.display());
+    for (command, args) in [
+        ("trace", format!("-p the -n 4 -o {link}")),
+        ("trace", format!("-f {text} -n 4 -o {text}")),
+        ("bench", format!("-p 0 -n 2 -r 1 --plot {link}")),
+        (
+            "bench",
+            format!("-p 0 -n 2 -r 1 --text {text} --plot {text}"),
+        ),
+    ] {
+        let ran = with(command, &to, &args);
+        assert!(ran.failed(2).contains("which is read"), "{}", ran.stderr);
+    }
+    let folder = scratch.join("folder");
+    fs::create_dir(&folder).unwrap();
+    let ran = pack(&from, &folder, "");
+    assert!(ran.failed(2).contains("is a directory"), "{}", ran.stderr);
+    assert_eq!(fs::read(&to).unwrap(), before);
+    assert_eq!(fs::read(scratch.join("text")).unwrap(), TEXT);
+}
+
+/// A limit on the size of files, as full disks, leaves nothing behind.
+#[test]
+fn a_file_that_may_not_grow_leaves_nothing() {
+    let scratch = Scratch::new("pack-limit");
+    let from = small(scratch.join("model.gguf"));
+    let limited = Command::new("sh")
+        .args(["-c", "ulimit -f 100; exec \"$@\"", "sh", BIN, "pack"])
+        .args([&from, &scratch.join("model.lean")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a shell");
+    let ran = finish(limited);
+    assert!(ran.failed(5).contains("model.lean"), "{ran:?}");
+    assert_eq!(scratch.names(), ["model.gguf"]);
+}
+
+/// What `run` would refuse, `verify` finds.
+#[test]
+fn statistics_that_make_no_sense_are_found() {
+    let scratch = Scratch::new("pack-stats");
+    let from = small(scratch.join("model.gguf"));
+    let to = scratch.join("model.lean");
+    pack(&from, &to, "--calibrate none").text();
+    let read = Read::open(&to);
+    let whole = read.file.clone();
+    let stats = read.layers[1].stats.offset as usize;
+    let errors = read.head.unwrap().sketch_error.offset as usize;
+    for (at, why) in [(stats, "share of tokens"), (errors, "is no size")] {
+        let mut file = whole.clone();
+        file[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+        fs::write(&to, &file).unwrap();
+        let ran = with("verify", &to, "");
+        assert!(ran.failed(3).contains(why), "{}", ran.stderr);
+    }
 }

@@ -238,7 +238,7 @@ impl Pack {
             "gates": report.gates.map_or("matrix", |(ty, _)| ty.name()),
             "gates_loss": report.gates.map_or(0.0, |(_, loss)| loss),
             "order": report.order.name(),
-            "active_share": { "mean": mean, "layers": layers },
+            "active_share": (!layers.is_empty()).then(|| json!({ "mean": mean, "layers": layers })),
             "calibration_tokens": report.calibration_tokens,
             "head": if report.head { "sketch" } else { "full" },
             "quality": report.quality.as_ref().map(|quality| json!({

@@ -94,6 +94,10 @@ impl Machine<'_> {
         let request = options.request(held, options.open(info)?.align());
         let plan = memory::plan(info, weights, &request)?;
         let share = in_memory(info, plan.units.map_or(0, |units| units.slots));
+        if share >= 1.0 {
+            // Whatever is read stays.
+            return Ok(Select::Top(1.0));
+        }
         Ok(Select::Top(quality.keep_within(share, tolerance).0))
     }
 }

@@ -1,12 +1,14 @@
 //! `leanstream trace`: what a packed model uses, token by token, for `leanstream replay`.
 
+use std::path::PathBuf;
+
 use serde_json::json;
 
 use super::args::PathArg;
 use super::output::{Out, say};
 use super::setup::{self, Need, runs_a_model};
 use crate::budget::held;
-use crate::error::Error;
+use crate::error::{Error, refuse_input};
 use crate::run::session::{Memory, Session, Wanted};
 use crate::text;
 use crate::trace::{Meta, Recorder};
@@ -39,6 +41,9 @@ impl Trace {
         let machine = self.machine();
         let text = setup::text(self.prompt.as_ref(), self.file.as_ref(), Some(&machine))?;
         let (info, mut weights) = machine.load()?;
+        let text_file = self.file.iter().map(|file| file.0.as_path());
+        let models = info.paths.iter().map(PathBuf::as_path);
+        refuse_input(&self.output.0, text_file.chain(models))?;
         let Some(packed) = weights.packed.as_ref().filter(|_| info.packed) else {
             return Err(Error::Usage(format!(
                 "{} has no units to record: leanstream pack MODEL.gguf OUT.lean",

@@ -59,7 +59,7 @@ impl Verify {
         let headers = Headers::open(path)?;
         let bad = |error: &dyn std::fmt::Display| Error::model(path, error);
         let pack = describe(&headers)?;
-        let (regions, arch, version) = headers.with(|shards, tensors| {
+        let (regions, arch, version, sketched) = headers.with(|shards, tensors| {
             let model = Model {
                 first: &shards[0],
                 tensors,
@@ -70,12 +70,26 @@ impl Verify {
                     .map_err(|error| bad(&error))?,
             };
             Tokenizer::from_gguf(&shards[0]).map_err(|error| bad(&error))?;
-            Ok((regions(shards), hyper.arch.name(), shards[0].version()))
+            let sketched = tensors.find("output.sketch").is_some();
+            Ok((
+                regions(shards),
+                hyper.arch.name(),
+                shards[0].version(),
+                sketched,
+            ))
         })?;
         let files: Vec<PathBuf> = headers.files().map(|(path, _)| path.to_owned()).collect();
         drop(headers);
         let units = match &pack {
-            Some(pack) => pack.check()?,
+            Some(pack) => {
+                // What a run refuses: statistics, errors and losses that make no sense.
+                let head = match sketched {
+                    true => plan::Head::Exact,
+                    false => plan::Head::Full,
+                };
+                drop(crate::run::model::load_with(path, head)?);
+                pack.check()?
+            }
             None => 0,
         };
         let blocks = if self.blocks {

@@ -17,7 +17,6 @@ mod source;
 
 use std::collections::HashSet;
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use leanstream_core::pack::quality::{KEEPS, LOSS_KEY, SHARES, TOKENS_KEY};
@@ -27,7 +26,7 @@ use leanstream_core::quant::QuantType;
 use sha2::{Digest, Sha256};
 
 use crate::budget::held;
-use crate::error::{Error, mib};
+use crate::error::{Error, mib, refuse_input};
 use crate::fetch::hex;
 use crate::gguf_write::{Header, WriteError, Writer};
 use crate::run::model::{Headers, Info, Weights};
@@ -115,7 +114,13 @@ pub fn pack(
     options: &Options<'_>,
     progress: &mut Progress<'_>,
 ) -> Result<Report, Error> {
-    refuse_same(path, out)?;
+    refuse_input(out, [path])?;
+    if out.is_dir() {
+        return Err(Error::Usage(format!(
+            "{} is a directory; give the pack a file name in it",
+            out.display()
+        )));
+    }
     let headers = Headers::open(path)?;
     let source = Source::open(&headers)?;
     let hyper = &info.hyper;
@@ -291,17 +296,6 @@ pub fn seal(unit: &mut [u8], crc_at: usize) {
 /// Whether a unit's bytes are the ones that were sealed.
 pub fn is_sound(unit: &[u8], crc_at: usize) -> bool {
     crc32c::crc32c(&unit[..crc_at]).to_le_bytes() == unit[crc_at..crc_at + CRC_BYTES as usize]
-}
-
-fn refuse_same(path: &Path, out: &Path) -> Result<(), Error> {
-    let id = |path| std::fs::metadata(path).ok().map(|m| (m.dev(), m.ino()));
-    match (id(path), id(out)) {
-        (Some(source), Some(target)) if source == target => Err(Error::Usage(format!(
-            "{} is the model itself; give the pack another name",
-            out.display()
-        ))),
-        _ => Ok(()),
-    }
 }
 
 /// What packing holds at its peak, beside what is held already.

@@ -180,7 +180,13 @@ fn a_closed_stdout_is_told_and_dev_null_is_not() {
         finish(command.stderr(Stdio::piped()).spawn().unwrap())
     };
     let run = format!("run {GREEDY}");
-    for args in [run.as_str(), &format!("{run} --json"), "tokenize -p a"] {
+    let bench = "bench --budget 64M -p 0 -n 2 -r 1";
+    for args in [
+        run.as_str(),
+        &format!("{run} --json"),
+        "tokenize -p a",
+        bench,
+    ] {
         let ran = shell(">&-", args);
         assert!(ran.failed(5).contains("stdout"), "{args}: {}", ran.stderr);
         // The null device, also as some callers open it.

@@ -25,7 +25,7 @@ use super::args::PathArg;
 use super::output::{Out, say};
 use super::setup::{self, Longest, Machine, Need, runs_a_model};
 use crate::alloc::Counting;
-use crate::error::Error;
+use crate::error::{Error, refuse_input};
 use crate::io::{Source, probe};
 use crate::run::model::Info;
 use crate::run::session::{Options, Wanted};
@@ -119,6 +119,13 @@ impl Bench {
             };
         }
         let markdown = self.markdown()?;
+        // Closed, it would be an open /dev/null to the process that the test runs in.
+        Out::new().write(b"")?;
+        if let Some(plot) = &self.plot {
+            let given = [&self.text, &self.trace, &self.perplexity];
+            let given = given.into_iter().flatten().map(|path| path.0.as_path());
+            refuse_input(&plot.0, given.chain([self.model.0.as_path()]))?;
+        }
         let (budgets, policies) = (items(&self.budget), items(&self.policy));
         let (info, options) = self.check(&policies)?;
         let label = self.label(&info, &tests)?;
