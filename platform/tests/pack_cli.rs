@@ -496,3 +496,19 @@ fn statistics_that_make_no_sense_are_found() {
         assert!(ran.failed(3).contains(why), "{}", ran.stderr);
     }
 }
+
+/// The least budget that is named does for calibrating and for packing.
+#[test]
+fn the_least_budget_is_enough() {
+    let scratch = Scratch::new("pack-least");
+    let from = small(scratch.join("model.gguf"));
+    let to = scratch.join("model.lean");
+    for more in ["", "--calibrate none", "--order coactivation"] {
+        let ran = pack(&from, &to, &format!("--budget 1K {more}"));
+        let said = ran.failed(4);
+        let named = said.split("(--budget ").nth(1).expect("a budget is named");
+        let named = named.split(')').next().expect("its end");
+        let ran = pack(&from, &to, &format!("--budget {named} {more}"));
+        assert_eq!(ran.code, 0, "{more}: {said}{}", ran.stderr);
+    }
+}

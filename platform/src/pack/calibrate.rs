@@ -21,6 +21,7 @@ use super::source::{PART, Source};
 use crate::budget::held;
 use crate::cpu::vector::Vector;
 use crate::error::Error;
+use crate::run::memory::{self, Request};
 use crate::run::model::{Info, Weights};
 use crate::run::probe::Probe;
 use crate::run::session::{Memory, Options, Session};
@@ -73,6 +74,29 @@ pub struct Calibrate<'a> {
     pub text: &'a [u8],
     /// Keeps the bits for co-activation.
     pub sampled: bool,
+}
+
+/// The least budget in which [`calibrate`] runs the model.
+///
+/// # Errors
+/// A file that can't be opened for reading.
+pub fn least_budget(
+    info: &Info,
+    weights: &Weights,
+    options: &Options,
+    sampled: bool,
+) -> Result<u64, Error> {
+    let own = u64::from(info.hyper.layers) * Sums::bytes(info.hyper.ff, sampled);
+    let request = options.request(held() + own, options.open(info)?.align());
+    let nothing = Request {
+        budget: 0,
+        ..request
+    };
+    match memory::plan(info, weights, &nothing) {
+        Err(Error::Budget { least, .. }) => Ok(least),
+        Err(error) => Err(error),
+        Ok(_) => Ok(0),
+    }
 }
 
 /// Runs the model over a text. `passed` hears of tokens, done and all.

@@ -128,14 +128,21 @@ pub fn pack(
         Ffn::Units => Layout::new(&source, hyper, options.down, options.gates)?,
         Ffn::Matrices => Layout::head_alone(&source, hyper)?,
     };
-    check_budget(&source, &layout, hyper, options, held())?;
+    let text = options.calibrate.filter(|_| options.ffn == Ffn::Units);
+    let calibrating = match text {
+        Some(_) => {
+            let sampled = options.order == Order::Coactivation;
+            calibrate::least_budget(info, &weights, &options.session, sampled)?
+        }
+        None => 0,
+    };
+    check_budget(&source, &layout, hyper, options, held(), calibrating)?;
 
     let mut done = 0;
     let source_sha256 = source.sha256(|n| {
         done += n as u64;
         progress("hashing", done, source.bytes);
     })?;
-    let text = options.calibrate.filter(|_| options.ffn == Ffn::Units);
     let (seen, tokens) = match text {
         None => (Vec::new(), 0),
         Some(text) => {
@@ -298,13 +305,15 @@ pub fn is_sound(unit: &[u8], crc_at: usize) -> bool {
     crc32c::crc32c(&unit[..crc_at]).to_le_bytes() == unit[crc_at..crc_at + CRC_BYTES as usize]
 }
 
-/// What packing holds at its peak, beside what is held already.
+/// What packing holds at its peak, beside what is held already; before, calibration holds `calibrating`
+/// bytes in all.
 fn check_budget(
     source: &Source,
     layout: &Layout,
     hyper: &Hyper,
     options: &Options<'_>,
     held: u64,
+    calibrating: u64,
 ) -> Result<(), Error> {
     let matrix = layout.matrix_bytes(source);
     let gate = layout.gate_bytes();
@@ -328,14 +337,18 @@ fn check_budget(
         ("one layer's columns", columns),
         ("head", head),
     ];
-    let least = parts
+    let packing = parts
         .iter()
         .fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+    let least = packing.max(calibrating);
     if least <= options.session.budget {
         return Ok(());
     }
+    let before = [("calibrating, before", calibrating)];
+    let before = before.iter().filter(|(_, bytes)| *bytes > 0);
     let lines = parts
         .iter()
+        .chain(before)
         .map(|(name, bytes)| format!("  {name:<20} {:>12}", mib(*bytes)));
     Err(Error::Budget {
         budget: options.session.budget,
