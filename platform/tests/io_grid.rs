@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use leanstream::arena::{Arena, Lease};
 use leanstream::io::fault::FaultPlan;
@@ -21,7 +22,10 @@ struct TempFile(PathBuf);
 impl TempFile {
     /// `len` bytes, each telling where it is, in `dir`.
     fn new(dir: &Path, name: &str, len: usize) -> Self {
-        let path = dir.join(format!("leanstream-{}-{name}", std::process::id()));
+        // Tests run beside each other, and several ask for a probe.
+        static FILES: AtomicU32 = AtomicU32::new(0);
+        let number = FILES.fetch_add(1, Ordering::Relaxed);
+        let path = dir.join(format!("leanstream-{}-{number}-{name}", std::process::id()));
         let bytes: Vec<u8> = (0..len as u64).map(byte_at).collect();
         let mut file = File::create(&path).unwrap();
         file.write_all(&bytes).unwrap();
