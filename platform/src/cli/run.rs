@@ -266,7 +266,7 @@ pub(super) fn execute(job: Job<'_>, allocator: &Counting) -> Result<(), Error> {
     if let Some(advice) = batch_advice(&info, &weights, &memory, tokens.len()) {
         say(&advice);
     }
-    let slots = memory.plan.units.map_or(0, |units| units.slots);
+    let slots = memory.plan.unit_slots();
     if let Some(told) = select::told(&info, &options, slots) {
         say(&format!("leanstream: {told}"));
     }

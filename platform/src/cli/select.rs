@@ -93,12 +93,12 @@ impl Machine<'_> {
         };
         let request = options.request(held, options.open(info)?.align());
         let plan = memory::plan(info, weights, &request)?;
-        let share = in_memory(info, plan.units.map_or(0, |units| units.slots));
+        let share = in_memory(info, plan.unit_slots());
         if share >= 1.0 {
             // Whatever is read stays.
             return Ok(Select::Top(1.0));
         }
-        Ok(Select::Top(quality.keep_within(share, tolerance).0))
+        Ok(Select::Top(quality.keep_within(share as f32, tolerance).0))
     }
 }
 
@@ -145,9 +145,10 @@ pub fn left_out(mut without: Without) -> Vec<&'static str> {
 }
 
 /// The share of a packed model's neurons that `slots` have room for.
-fn in_memory(info: &Info, slots: u32) -> f32 {
+pub fn in_memory(info: &Info, slots: u32) -> f64 {
     let units = u64::from(info.hyper.layers) * u64::from(info.hyper.ff);
-    (f64::from(slots) / units.max(1) as f64).min(1.0) as f32
+    // Small models have a few slots more than neurons, and a sketched head's rows share them.
+    (f64::from(slots) / units.max(1) as f64).min(1.0)
 }
 
 /// How much higher perplexity is to be expected where `slots` neurons have room; `None` where it wasn't
@@ -155,7 +156,7 @@ fn in_memory(info: &Info, slots: u32) -> f32 {
 pub fn expected_loss(info: &Info, options: &Options, slots: u32) -> Option<f32> {
     match options.select {
         Select::All => Some(0.0),
-        Select::Top(keep) => info.quality?.loss(in_memory(info, slots), keep),
+        Select::Top(keep) => info.quality?.loss(in_memory(info, slots) as f32, keep),
     }
 }
 

@@ -129,6 +129,10 @@ pub fn pack(
         Ffn::Matrices => Layout::head_alone(&source, hyper)?,
     };
     let text = options.calibrate.filter(|_| options.ffn == Ffn::Units);
+    let measured = match options.quality {
+        Some(text) => Some(quality::tokens(info, text, &options.session)?),
+        None => None,
+    };
     let calibrating = match text {
         Some(_) => {
             let sampled = options.order == Order::Coactivation;
@@ -190,7 +194,7 @@ pub fn pack(
             hex(Sha256::new().chain_update(text)),
         );
     }
-    let losses = options.quality.map(|_| {
+    let losses = measured.as_ref().map(|_| {
         header.u32(TOKENS_KEY, 0);
         let tokens_end = header.position();
         header.f32s(LOSS_KEY, [0.0; SHARES.len() * KEEPS.len()]);
@@ -229,10 +233,10 @@ pub fn pack(
     let gate_loss = written.gate.loss();
     // What follows needs the memory.
     drop(written);
-    let quality = match (options.quality, losses) {
-        (Some(text), Some((tokens_end, losses_end))) => {
+    let quality = match (&measured, losses) {
+        (Some(tokens), Some((tokens_end, losses_end))) => {
             let aside = writer.complete().map_err(write_error)?;
-            let quality = quality::measure(aside, text, &options.session, progress)?;
+            let quality = quality::measure(aside, tokens, &options.session, progress)?;
             let losses: Vec<u8> = quality
                 .losses()
                 .iter()

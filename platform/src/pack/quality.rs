@@ -11,7 +11,7 @@ use super::Progress;
 use crate::budget::held;
 use crate::error::Error;
 use crate::run::advice::budget_for_units;
-use crate::run::model;
+use crate::run::model::{self, Info};
 use crate::run::perplexity::{Sums, score_chunk};
 use crate::run::session::{Memory, Options, Session};
 use crate::text;
@@ -22,23 +22,50 @@ const CHUNK: usize = 512;
 /// Chunks that are scored at most: a decoded token each, thirteen times over.
 const CHUNKS_MAX: usize = 2;
 
-/// Measures the pack at `path` on `text`, within the budget of `options`.
+/// The tokens of `text` that are measured on: whole chunks.
 ///
 /// # Errors
-/// A text that is too short, a budget in which half of the neurons find no room, what stops a run.
+/// A text that is too short.
+pub fn tokens(info: &Info, text: &[u8], options: &Options) -> Result<Vec<u32>, Error> {
+    let chunk = chunk(options);
+    let mut tokens = Vec::new();
+    let special = text::Options {
+        add_special: true,
+        parse_special: false,
+    };
+    info.tokenizer.encode(text, special, &mut tokens);
+    if tokens.len() < chunk {
+        return Err(Error::Usage(format!(
+            "the text for --quality has {} tokens; give a longer one, {chunk} or {}",
+            tokens.len(),
+            CHUNKS_MAX * chunk
+        )));
+    }
+    tokens.truncate(CHUNKS_MAX.min(tokens.len() / chunk) * chunk);
+    tokens.shrink_to_fit();
+    Ok(tokens)
+}
+
+fn chunk(options: &Options) -> usize {
+    CHUNK.min(options.context as usize)
+}
+
+/// Measures the pack at `path` on [`tokens`], within the budget of `options`.
+///
+/// # Errors
+/// A budget in which half of the neurons find no room, what stops a run.
 pub fn measure(
     path: &Path,
-    text: &[u8],
+    tokens: &[u32],
     options: &Options,
     progress: &mut Progress<'_>,
 ) -> Result<Quality, Error> {
-    let chunk = CHUNK.min(options.context as usize);
     let runs = SHARES.len() * KEEPS.len() + 1;
     let mut done = 0;
     let mut run = |share: f32, keep: f32| {
         progress("measuring", done, runs as u64);
         done += 1;
-        one(path, text, options, chunk, share, keep)
+        one(path, tokens, options, share, keep)
     };
     // The share doesn't matter where nothing is left out; the largest is the fastest.
     let whole = run(SHARES[SHARES.len() - 1], 1.0)?;
@@ -63,27 +90,15 @@ pub fn measure(
 /// One run with `share` of the neurons in memory.
 fn one(
     path: &Path,
-    text: &[u8],
+    tokens: &[u32],
     options: &Options,
-    chunk: usize,
     share: f32,
     keep: f32,
 ) -> Result<Sums, Error> {
     let (info, mut weights) = model::load(path)?;
-    let mut tokens = Vec::new();
-    let special = text::Options {
-        add_special: true,
-        parse_special: false,
-    };
-    info.tokenizer.encode(text, special, &mut tokens);
-    if tokens.len() < chunk {
-        return Err(Error::Usage(format!(
-            "the text for --quality has {} tokens; give a longer one, {chunk} or {}",
-            tokens.len(),
-            CHUNKS_MAX * chunk
-        )));
-    }
-    tokens.truncate(CHUNKS_MAX * chunk);
+    let chunk = chunk(options);
+    // Scoring writes BOS over a chunk's first token.
+    let mut tokens = tokens.to_vec();
     let held = held() + tokens.len() as u64 * 4;
     let mut options = Options {
         context: chunk as u32,

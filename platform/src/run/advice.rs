@@ -49,10 +49,8 @@ pub fn budget_for_units(
 ) -> Option<u64> {
     let does = |budget: u64| {
         let request = Request { budget, ..*request };
-        memory::plan(info, weights, &request).is_ok_and(|plan| {
-            let units = plan.units.map_or(0, |units| units.slots);
-            plan.kept() == plan.planned && units >= slots
-        })
+        memory::plan(info, weights, &request)
+            .is_ok_and(|plan| plan.kept() == plan.planned && plan.unit_slots() >= slots)
     };
     let (mut low, mut high) = (0, request.held.max(1 << 20));
     for _ in 0..DOUBLINGS_MAX {

@@ -133,6 +133,11 @@ pub struct UnitPlan {
 }
 
 impl MemoryPlan {
+    /// Slots of single units; 0 where nothing is packed.
+    pub fn unit_slots(&self) -> u32 {
+        self.units.map_or(0, |units| units.slots)
+    }
+
     /// The plan as the engine's ranking sees it.
     pub fn shape(&self) -> Shape {
         Shape {

@@ -99,7 +99,7 @@ impl<'m> Session<'m> {
         let threads = options.threads as usize;
         let batch = plan.batch as usize;
         let align = memory.source.align();
-        let first_slots = plan.units.map_or(0, |units| units.slots);
+        let first_slots = plan.unit_slots();
         let unit_reads = plan.units.map_or(0, |units| units.reads_max);
         let arena = Arc::new(
             Arena::new(plan.slots + u32::from(unit_reads), plan.slot_bytes as usize)

@@ -87,14 +87,8 @@ impl Bench {
         self.refuse_large(&options)?;
         let arena = memory.plan.ledger.get(Kind::Arena);
         let batch = memory.plan.batch;
-        // Of the neurons alone; the rows of a sketched head share their slots.
-        let packed = weights.packed.as_ref().filter(|_| info.packed);
-        let neurons = packed.map(|p| p.layers().len() * p.ff());
-        let cached = memory.plan.units.zip(neurons).map(|(units, neurons)| {
-            // Small models have a few slots more than neurons.
-            (f64::from(units.slots) / neurons as f64).min(1.0)
-        });
-        let slots = memory.plan.units.map_or(0, |units| units.slots);
+        let slots = memory.plan.unit_slots();
+        let cached = info.packed.then(|| select::in_memory(&info, slots));
         let mut session = Session::start(&info, weights, &mut memory, &options)?;
         let mut begin = vec![0; prompt];
         let generated = test.generated as usize;
