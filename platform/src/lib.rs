@@ -18,3 +18,4 @@ pub mod signals;
 pub mod synth;
 pub mod text;
 pub mod trace;
+pub mod tune;

@@ -1,0 +1,4 @@
+//! Fine-tuning inside a budget, after DAF: forward and backward passes whose saved activations are
+//! quantized into a page pool.
+
+pub mod team;
