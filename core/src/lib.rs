@@ -12,11 +12,13 @@
 //! - [`stream`]: the sans-I/O engine that decides what to read, compute and keep.
 //! - [`sparse`]: the same for units that are chosen while a pass runs.
 //! - [`trace`]: recorded runs over a byte slice.
+//! - [`act`]: activations that training saves: their codec, their pages, their bits.
 //!
 //! Not supported here: big-endian GGUF, allocation, threads, time (it arrives as an argument).
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod act;
 pub mod gguf;
 pub mod ledger;
 pub mod pack;

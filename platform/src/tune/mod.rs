@@ -1,4 +1,5 @@
 //! Fine-tuning inside a budget, after DAF: forward and backward passes whose saved activations are
 //! quantized into a page pool.
 
+pub mod act;
 pub mod team;

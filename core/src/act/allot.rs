@@ -1,0 +1,1 @@
+//! How many bits each saved tensor is worth.
