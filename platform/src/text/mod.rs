@@ -15,7 +15,7 @@ mod error;
 mod merge;
 mod meta;
 #[cfg(test)]
-mod metadata;
+pub(crate) mod metadata;
 mod special;
 mod split;
 mod spm;

@@ -2,4 +2,5 @@
 //! quantized into a page pool.
 
 pub mod act;
+pub mod data;
 pub mod team;
