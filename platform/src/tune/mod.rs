@@ -3,4 +3,5 @@
 
 pub mod act;
 pub mod data;
+pub mod ops;
 pub mod team;
