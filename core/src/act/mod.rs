@@ -2,12 +2,14 @@
 //!
 //! - [`pool`]: which pages hold which chunk of which tensor, at how many bits; no bytes.
 //! - [`allot`]: how many bits each tensor is worth, and which give way first.
+//! - [`codec`]: elements to codes of few bits and back.
 //!
 //! A saved tensor is cut into *chunks*; a chunk of 8 P elements takes as many pages of P bytes as an
 //! element has bits. Two bf16 numbers for each group of elements lie apart from the pages, and don't
 //! depend on the bits.
 
 pub mod allot;
+pub mod codec;
 pub mod pool;
 
 use core::fmt;
