@@ -1,7 +1,8 @@
 //! Activations that a training step saves for its backward pass, under a budget that may change.
 //!
 //! - [`pool`]: which pages hold which chunk of which tensor, at how many bits; no bytes.
-//! - [`allot`]: how many bits each tensor is worth, and which give way first.
+//! - [`tables`]: the memory lent to the pool; [`error`]: why it refuses.
+//! - [`allot`]: how many bits each tensor is worth, and which give way first; [`importance`]: why.
 //! - [`codec`]: elements to codes of few bits and back.
 //!
 //! A saved tensor is cut into *chunks*; a chunk of 8 P elements takes as many pages of P bytes as an
@@ -10,7 +11,10 @@
 
 pub mod allot;
 pub mod codec;
+pub mod error;
+pub mod importance;
 pub mod pool;
+pub mod tables;
 
 use core::fmt;
 
