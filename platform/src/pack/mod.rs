@@ -417,7 +417,8 @@ fn down_name(layout: &Layout) -> &'static str {
     }
 }
 
-fn write_error(error: WriteError) -> Error {
+/// What stopped a file from being written, with the way out.
+pub(crate) fn write_error(error: WriteError) -> Error {
     let source = match error.source.kind() {
         kind @ (ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => std::io::Error::new(
             kind,

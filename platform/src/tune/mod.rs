@@ -2,6 +2,7 @@
 //! quantized into a page pool.
 
 pub mod act;
+pub mod adapter;
 pub mod data;
 pub mod ops;
 pub mod team;
