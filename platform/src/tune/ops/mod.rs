@@ -9,6 +9,8 @@
 
 mod activation;
 mod arith;
+mod attention;
+mod lent;
 mod loss;
 mod norm;
 mod rope;
@@ -17,6 +19,7 @@ mod testing;
 
 pub use activation::{activate, activate_backward, relu_sq, relu_sq_backward};
 pub use arith::{add, add_bias, bias_gradient, fill, scale};
+pub use attention::{AttentionShape, attention, attention_backward};
 pub use loss::{MASKED, cross_entropy, loss_sum};
 pub use norm::{
     rms_norm, rms_norm_backward, rms_norm_in_place, rms_norm_weight_gradient, scale_columns,
