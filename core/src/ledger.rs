@@ -29,13 +29,19 @@ pub enum Kind {
     Stacks,
     /// Prompt, generated text, and what prints it.
     Text,
+    /// Tokens to train and evaluate on.
+    Data,
+    /// Trained parameters, their gradients, and the optimizer's averages.
+    Trained,
+    /// Activations saved for the backward pass: their pages and metadata.
+    Activations,
     /// What is left to what can't be counted.
     Margin,
 }
 
 impl Kind {
     /// All of them, in the order of the table.
-    pub const ALL: [Kind; 13] = [
+    pub const ALL: [Kind; 16] = [
         Kind::Program,
         Kind::Header,
         Kind::Tokenizer,
@@ -48,6 +54,9 @@ impl Kind {
         Kind::ReadBuffers,
         Kind::Stacks,
         Kind::Text,
+        Kind::Data,
+        Kind::Trained,
+        Kind::Activations,
         Kind::Margin,
     ];
 
@@ -66,6 +75,9 @@ impl Kind {
             Kind::ReadBuffers => "read_buffers",
             Kind::Stacks => "stacks",
             Kind::Text => "text",
+            Kind::Data => "data",
+            Kind::Trained => "trained",
+            Kind::Activations => "activations",
             Kind::Margin => "margin",
         }
     }

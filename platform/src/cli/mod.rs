@@ -7,6 +7,7 @@ mod inspect;
 mod output;
 mod pack;
 mod perplexity;
+mod plot;
 mod replay;
 mod run;
 mod select;

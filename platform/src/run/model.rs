@@ -79,6 +79,11 @@ impl Vectors {
         &self.floats[self.starts[index]..self.starts[index + 1]]
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.starts.len().saturating_sub(1)
+    }
+
     /// Bytes held.
     pub fn bytes(&self) -> u64 {
         (self.floats.capacity() * size_of::<f32>() + self.starts.capacity() * size_of::<usize>())

@@ -18,11 +18,12 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use self::alone::Known;
-use self::plot::{Figure, Plot};
+use self::plot::Figure;
 use self::table::Table;
 use self::traced::{Label, SHORT};
 use super::args::PathArg;
 use super::output::{Out, say};
+use super::plot::Plot;
 use super::setup::{self, Longest, Machine, Need, runs_a_model};
 use crate::alloc::Counting;
 use crate::error::{Error, refuse_input};
