@@ -4,5 +4,6 @@
 pub mod act;
 pub mod adapter;
 pub mod data;
+pub mod gemm;
 pub mod ops;
 pub mod team;
