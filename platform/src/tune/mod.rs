@@ -6,4 +6,5 @@ pub mod adapter;
 pub mod data;
 pub mod gemm;
 pub mod ops;
+pub mod optim;
 pub mod team;

@@ -10,12 +10,12 @@
 mod activation;
 mod arith;
 mod attention;
-mod lent;
+pub(in crate::tune) mod lent;
 mod loss;
 mod norm;
 mod rope;
 #[cfg(test)]
-mod testing;
+pub(in crate::tune) mod testing;
 
 pub use activation::{activate, activate_backward, relu_sq, relu_sq_backward};
 pub use arith::{add, add_bias, bias_gradient, fill, scale};
