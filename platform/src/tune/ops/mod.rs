@@ -10,6 +10,8 @@
 mod activation;
 mod arith;
 mod attention;
+mod dropout;
+mod embedding;
 pub(in crate::tune) mod lent;
 mod loss;
 mod norm;
@@ -20,6 +22,8 @@ pub(in crate::tune) mod testing;
 pub use activation::{activate, activate_backward, relu_sq, relu_sq_backward};
 pub use arith::{add, add_bias, bias_gradient, fill, scale};
 pub use attention::{AttentionShape, attention, attention_backward};
+pub use dropout::{Dropout, dropout};
+pub use embedding::{embed, embed_backward, embed_floats};
 pub use loss::{MASKED, cross_entropy, loss_sum};
 pub use norm::{
     rms_norm, rms_norm_backward, rms_norm_in_place, rms_norm_weight_gradient, scale_columns,
