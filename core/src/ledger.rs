@@ -15,6 +15,8 @@ pub enum Kind {
     Plan,
     /// Norms, biases and other weights that always stay.
     Vectors,
+    /// Adapters that are used beside the weights.
+    Adapters,
     /// Keys and values of past tokens.
     KvCache,
     /// Activations, quantized activations, logits.
@@ -41,12 +43,13 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, in the order of the table.
-    pub const ALL: [Kind; 16] = [
+    pub const ALL: [Kind; 17] = [
         Kind::Program,
         Kind::Header,
         Kind::Tokenizer,
         Kind::Plan,
         Kind::Vectors,
+        Kind::Adapters,
         Kind::KvCache,
         Kind::Scratch,
         Kind::Arena,
@@ -68,6 +71,7 @@ impl Kind {
             Kind::Tokenizer => "tokenizer",
             Kind::Plan => "plan",
             Kind::Vectors => "vectors",
+            Kind::Adapters => "adapters",
             Kind::KvCache => "kv_cache",
             Kind::Scratch => "scratch",
             Kind::Arena => "arena",

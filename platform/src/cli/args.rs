@@ -10,6 +10,8 @@ use std::fmt::Write as _;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use crate::run::lora::Use;
+
 /// Begins an argument that travels as hex digits: one that isn't UTF-8, or begins with this.
 const ESCAPE: char = '\u{F8FF}';
 
@@ -125,10 +127,61 @@ impl argh::FromArgValue for PathArg {
     }
 }
 
+/// An adapter and how strongly it is applied: `FILE` or `FILE:SCALE`. What follows the last colon is
+/// part of the name where it is no number.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LoraArg(pub Use);
+
+impl argh::FromArgValue for LoraArg {
+    fn from_arg_value(value: &str) -> Result<Self, String> {
+        let path = PathArg::from_arg_value(value)?.0;
+        let bytes = path.as_os_str().as_bytes();
+        let colon = bytes.iter().rposition(|b| *b == b':').filter(|at| *at > 0);
+        let scale = colon.and_then(|at| {
+            let scale: f32 = std::str::from_utf8(&bytes[at + 1..]).ok()?.parse().ok()?;
+            Some((OsStr::from_bytes(&bytes[..at]), scale)).filter(|_| scale.is_finite())
+        });
+        Ok(Self(match scale {
+            Some((path, scale)) => Use {
+                path: path.into(),
+                scale,
+            },
+            None => Use { path, scale: 1.0 },
+        }))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use argh::FromArgValue;
+
+    #[test]
+    fn an_adapter_may_have_a_scale() {
+        for (text, path, scale) in [
+            ("a.gguf", "a.gguf", 1.0),
+            ("a.gguf:0.5", "a.gguf", 0.5),
+            ("a:2:-1", "a:2", -1.0),
+            ("a.gguf:b", "a.gguf:b", 1.0),
+            ("a.gguf:", "a.gguf:", 1.0),
+            ("a:nan", "a:nan", 1.0),
+            (":1", ":1", 1.0),
+        ] {
+            let got = LoraArg::from_arg_value(text).unwrap().0;
+            assert_eq!(
+                (got.path.to_str(), got.scale),
+                (Some(path), scale),
+                "{text}"
+            );
+        }
+        let raw = OsString::from_vec(b"\xff:3".to_vec());
+        let text = normalise(["--lora".into(), raw]).remove(1);
+        let got = LoraArg::from_arg_value(&text).unwrap().0;
+        assert_eq!(
+            (got.path.as_os_str().as_bytes(), got.scale),
+            (&b"\xff"[..], 3.0)
+        );
+    }
 
     fn normal(args: &[&str]) -> Vec<String> {
         normalise(args.iter().map(OsString::from))

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::args::PathArg;
+use super::args::{LoraArg, PathArg};
 use crate::budget;
 use crate::cpu::Kernels;
 use crate::error::Error;
@@ -19,6 +19,7 @@ use crate::io::throttle::Limits;
 use crate::io::{self, Direct};
 use crate::run::advice::budget_for_units;
 use crate::run::kv::KvType;
+use crate::run::lora::{Lora, Use};
 use crate::run::model::{self, Info, Weights};
 use crate::run::packed::Packed;
 use crate::run::session::{Options, Wanted};
@@ -103,6 +104,9 @@ macro_rules! runs_a_model {
             /// f32 activations instead of int8: slower, for comparisons
             #[argh(switch, long = "exact-activations")]
             exact_activations: bool,
+            /// a LoRA adapter (GGUF) to apply, FILE or FILE:SCALE; may be given several times
+            #[argh(option)]
+            lora: Vec<$crate::cli::args::LoraArg>,
             $($fields)*
         }
 
@@ -126,6 +130,7 @@ macro_rules! runs_a_model {
                     without: self.without.as_deref(),
                     head: self.head.as_deref(),
                     exact: self.exact_activations,
+                    lora: &self.lora,
                 }
             }
         }
@@ -170,6 +175,8 @@ pub struct Machine<'a> {
     pub head: Option<&'a str>,
     /// f32 activations.
     pub exact: bool,
+    /// Adapters.
+    pub lora: &'a [LoraArg],
 }
 
 /// What a run needs besides the shared options.
@@ -208,15 +215,21 @@ impl<'a> Machine<'a> {
             without: None,
             head: None,
             exact: false,
+            lora: &[],
         }
     }
 
-    /// Loads the model's resident part.
+    /// Loads the model's resident part, and adapters.
     ///
     /// # Errors
     /// What is wrong with it.
     pub fn load(&self) -> Result<(Info, Weights), Error> {
-        model::load_with(self.model, self.head()?)
+        let (info, mut weights) = model::load_with(self.model, self.head()?)?;
+        if !self.lora.is_empty() {
+            let uses: Vec<Use> = self.lora.iter().map(|lora| lora.0.clone()).collect();
+            weights.lora = Some(Lora::load(&uses, &info, &weights)?);
+        }
+        Ok((info, weights))
     }
 
     /// How logits are computed.
@@ -392,8 +405,14 @@ impl<'a> Machine<'a> {
             (self.buffered, "--buffered"),
             (self.exact, "--exact-activations"),
         ];
+        let adapters = self.lora.iter().flat_map(|LoraArg(lora)| {
+            let mut value = lora.path.clone().into_os_string();
+            value.push(format!(":{}", lora.scale));
+            ["--lora".into(), value]
+        });
         ["--model".into(), self.model.into()]
             .into_iter()
+            .chain(adapters)
             .chain(pairs.into_iter().flatten().flatten())
             .chain(
                 switches

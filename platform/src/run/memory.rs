@@ -15,6 +15,7 @@ use super::attend::Attention;
 use super::buffers::Buffers;
 use super::head::{HeadRoom, Wanted};
 use super::kv::{KvError, KvType};
+use super::lora::Lora;
 use super::model::{Info, Weights};
 use super::packed::Packed;
 use super::pass::SCORE_ROWS;
@@ -261,14 +262,19 @@ fn with_batch(
     };
     let tokenizer = info.tokenizer.table_bytes();
     let packed_bytes = weights.packed.as_ref().map_or(0, Packed::bytes);
+    let lora_bytes = weights.lora.as_ref().map_or(0, Lora::bytes);
     add(
         Kind::Program,
         request
             .held
-            .saturating_sub(tokenizer + weights.vectors.bytes() + packed_bytes),
+            .saturating_sub(tokenizer + weights.vectors.bytes() + packed_bytes + lora_bytes),
     );
     add(Kind::Tokenizer, tokenizer);
     add(Kind::Vectors, weights.vectors.bytes());
+    if let Some(lora) = &weights.lora {
+        add(Kind::Adapters, lora_bytes);
+        add(Kind::Scratch, lora.hidden_bytes(tokens));
+    }
     add(Kind::KvCache, kv_bytes);
     let buffers = Buffers::bytes(&info.hyper, tokens);
     let widest = weights.matrices.iter().map(|m| m.cols).max().unwrap_or(0) as usize;

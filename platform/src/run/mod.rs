@@ -8,6 +8,7 @@ pub mod compute;
 pub mod gap;
 pub mod head;
 pub mod kv;
+pub mod lora;
 pub mod memory;
 pub mod meter;
 pub mod model;

@@ -15,6 +15,7 @@ use leanstream_core::quant;
 use leanstream_core::units::PieceId;
 use memmap2::{Mmap, MmapOptions};
 
+use super::lora::Lora;
 use super::packed::Packed;
 use crate::error::Error;
 use crate::text::Tokenizer;
@@ -62,6 +63,8 @@ pub struct Weights {
     pub rope_factors: Option<VectorId>,
     /// The units of a packed model.
     pub packed: Option<Packed>,
+    /// Adapters, once they are given.
+    pub lora: Option<Lora>,
 }
 
 /// Small tensors as f32, one after the other.
@@ -266,6 +269,7 @@ pub fn load_with(path: &Path, head: Head) -> Result<(Info, Weights), Error> {
         vectors,
         rope_factors: parts.rope_factors,
         packed,
+        lora: None,
     };
     Ok((info, weights))
 }

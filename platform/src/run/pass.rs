@@ -16,6 +16,7 @@ pub use super::order::{Batch, HeadMode, Order, Phase};
 use super::buffers::Buffers;
 use super::cells::Cells;
 use super::head::HeadRoom;
+use super::lora::LoraRoom;
 use super::probe::Probe;
 use super::score::Score;
 use super::seats::Seats;
@@ -77,6 +78,8 @@ pub struct Shared {
     pub units: Option<UnitRoom>,
     /// A sketched head.
     pub head: Option<HeadRoom>,
+    /// Adapters.
+    pub lora: Option<LoraRoom>,
     /// One a thread; a thread locks only its own.
     pub scratch: Vec<Mutex<ThreadScratch>>,
 }
@@ -207,10 +210,13 @@ impl Shared {
                 self.vector
                     .rms_norm(see(&b.x, row_of(token, d)), self.vectors.get(norm), eps, n);
                 self.quantize(b, n, token);
+                self.lora_in(order, token, n);
             }
             Op::Out { .. } => {
                 let width = self.hyper.q_dim() as usize;
-                self.quantize(b, see(&b.o, row_of(token, width)), token);
+                let o = see(&b.o, row_of(token, width));
+                self.quantize(b, o, token);
+                self.lora_in(order, token, o);
             }
             Op::Down { .. } => {
                 let g = own(&b.g, row_of(token, ff));
@@ -229,6 +235,7 @@ impl Shared {
                     }
                 }
                 self.quantize(b, g, token);
+                self.lora_in(order, token, g);
             }
             Op::Embed | Op::Attend { .. } | Op::Units { .. } | Op::HeadRows => {
                 unreachable!("steps without matrices have no input")
@@ -333,7 +340,7 @@ impl Shared {
             (Op::Up { .. }, _) => &b.u,
             (Op::Out { .. } | Op::Down { .. }, _) => &b.y,
             (Op::Head { .. }, _) if self.batch.mode() == HeadMode::Score => {
-                return self.score_rows(step.op, &weights, first, thread);
+                return self.score_rows(order, &weights, first, thread);
             }
             (Op::Head { .. }, _) => &b.logits,
             (Op::Embed | Op::Attend { .. } | Op::Units { .. } | Op::HeadRows, _) => {
@@ -355,6 +362,7 @@ impl Shared {
             if let Some(bias) = bias {
                 self.vector.add_assign(out, bias);
             }
+            self.lora_out(order, which, first..first + count, token, out);
             if let Some(room) = sketch {
                 room.measure(&weights);
             } else if head && self.hyper.logit_softcap > 0.0 {
@@ -376,17 +384,23 @@ impl Shared {
         self.kernels
             .matmul(&weights, &act, self.exact, tile, &mut scratch.panel);
         drop(scratch);
-        if let Some(bias) = bias {
-            for token in 0..tokens {
-                let at = token * stride + first;
-                self.vector.add_assign(own(out, at..at + count), bias);
+        if bias.is_none() && self.lora.is_none() {
+            return;
+        }
+        for token in 0..tokens {
+            let at = token * stride + first;
+            let out = own(out, at..at + count);
+            if let Some(bias) = bias {
+                self.vector.add_assign(out, bias);
             }
+            self.lora_out(order, which, first..first + count, token, out);
         }
     }
 
     /// A part of the head for every token of the batch, folded into what scoring needs.
-    fn score_rows(&self, op: Op, weights: &Rows<'_>, first: usize, thread: usize) {
+    fn score_rows(&self, order: Order, weights: &Rows<'_>, first: usize, thread: usize) {
         let tokens = self.batch.tokens();
+        let op = self.step(order).op;
         let act = self.act(&self.buffers, op, 0, tokens, weights.cols);
         let mut scratch = self.scratch[thread].lock().expect("a panic ends the run");
         let ThreadScratch { panel, tile, .. } = &mut *scratch;
@@ -403,6 +417,10 @@ impl Shared {
             let tile = &mut tile[..tokens * count];
             self.kernels
                 .matmul(&part, &act, self.exact, OutTile::new(tile, count), panel);
+            let rows = first + start..first + start + count;
+            for (token, out) in tile.chunks_exact_mut(count).enumerate() {
+                self.lora_out(order, 0, rows.clone(), token, out);
+            }
             if self.hyper.logit_softcap > 0.0 {
                 self.vector.softcap(tile, self.hyper.logit_softcap);
             }

@@ -19,6 +19,7 @@ use super::cells::Cells;
 use super::compute::Cpu;
 use super::gap::{self, Staging};
 use super::head::HeadRoom;
+use super::lora::LoraRoom;
 use super::memory;
 use super::meter::Metered;
 use super::model::{Info, Weights};
@@ -90,6 +91,7 @@ impl<'m> Session<'m> {
             vectors,
             rope_factors,
             packed,
+            lora,
         } = weights;
         let hyper = info.hyper;
         let refused = |what: &'static str| {
@@ -161,6 +163,7 @@ impl<'m> Session<'m> {
             exact: options.exact,
             units,
             head,
+            lora: lora.map(|lora| LoraRoom::new(lora, batch)),
             probe: OnceLock::new(),
             scratch: (0..threads)
                 .map(|_| {

@@ -3,9 +3,11 @@
 
 #![allow(dead_code, reason = "every test program uses its own part")]
 
+pub mod adapters;
 pub mod cases;
 pub mod cli;
 pub mod golden;
+pub mod inputs;
 pub mod models;
 pub mod packs;
 pub mod reference;
