@@ -196,8 +196,8 @@ mod tests {
 
     fn first(pages: &mut Pages, page: u32) -> u8 {
         // SAFETY: the arena is borrowed exclusively.
-        unsafe { pages.bytes(PageId(page), 0..pages.page_bytes()) }
-        [0]
+        let bytes = unsafe { pages.bytes(PageId(page), 0..pages.page_bytes()) };
+        bytes[0]
     }
 
     #[test]
