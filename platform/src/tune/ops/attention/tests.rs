@@ -2,7 +2,9 @@
 
 use super::super::testing::{agree, differences, every_machine, same_bits, weighted, wide};
 use super::*;
+use crate::cpu::vector::Vector;
 use crate::cpu::vector::testing::Random;
+use crate::tune::team::Team;
 
 struct Case {
     shape: AttentionShape,
