@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use leanstream::cpu::vector::Vector;
 use leanstream::cpu::{Isa, Kernels, Rows};
-use leanstream::tune::gemm::{Mat, MatMut, Products};
-use leanstream::tune::team::Team;
+use leanstream::tune::gemm::{Mat, MatMut, Products, product_in};
+use leanstream::tune::team::{Sheet, Team};
 use leanstream_core::quant::QuantType;
 
 /// Tokens of a product.
@@ -35,6 +35,8 @@ const TYPES: [QuantType; 9] = [
     QuantType::Q5_K,
     QuantType::Q6_K,
 ];
+/// Tiles of attention a thread computes in a call.
+const TILES: usize = 100;
 /// Rank of an adapter.
 const RANK: usize = 16;
 /// Seconds a line takes, about.
@@ -87,7 +89,7 @@ fn main() {
                 let Some(row_bytes) = ty.row_bytes(ins) else {
                     continue;
                 };
-                let bytes = vec![0x11; outs * row_bytes];
+                let bytes = vec![0x3c; outs * row_bytes];
                 let w = Rows {
                     ty,
                     cols: ins,
@@ -106,6 +108,41 @@ fn main() {
                     format!("{name} backward {outs}x{ins} {threads}t"),
                     flops,
                     &mut || products.backward(&team, w, &dy, &mut dx, true),
+                );
+            }
+        }
+        // A tile of attention on each thread: queries times keys, then weights times values.
+        for head_dim in [64, 128] {
+            let tile = vec![0.5; 64 * head_dim];
+            let (tile, weights) = (Mat::new(&tile, 64, head_dim), vec![0.5; 64 * 64]);
+            let mut outs = vec![vec![0.5; 64 * head_dim.max(64)]; threads];
+            for scores in [true, false] {
+                let what = if scores { "q k^T" } else { "p v" };
+                report(
+                    format!("product_in {what} 64x{head_dim} {threads}t"),
+                    (2 * 64 * 64 * head_dim * TILES * threads) as f64,
+                    &mut || {
+                        let width = outs[0].len();
+                        let mut all = outs.concat();
+                        let sheet = Sheet {
+                            data: &mut all,
+                            row: width,
+                        };
+                        team.rows([sheet], 1, |_, [out], thread| {
+                            let mut scratch = products.scratch(thread);
+                            for _ in 0..TILES {
+                                if scores {
+                                    let c = MatMut::new(out, 64, 64);
+                                    product_in(vector, &mut scratch, tile, tile.t(), 1.0, c, false);
+                                } else {
+                                    let p = Mat::new(&weights, 64, 64);
+                                    let c = MatMut::new(out, 64, head_dim);
+                                    product_in(vector, &mut scratch, p, tile, 1.0, c, true);
+                                }
+                            }
+                        });
+                        outs[0][0] = all[0];
+                    },
                 );
             }
         }

@@ -114,13 +114,27 @@ impl<'a> Job<'a> {
         self.sizes
     }
 
-    /// Where an output has columns one after the other but rows, it is computed as its transpose.
-    pub(super) fn flipped(
+    /// The product, or its transpose where that is faster.
+    ///
+    /// Outputs are written along their rows. But where there are few columns, packing a left matrix
+    /// across its own rows costs more than writing across the output's.
+    pub(super) fn turned(
         a: Mat<'a>,
         b: Mat<'a>,
         out: MatMut<'a>,
+        sizes: Sizes,
     ) -> (Mat<'a>, Mat<'a>, MatMut<'a>) {
-        if out.col_stride != 1 && out.row_stride == 1 {
+        let (across, along) = (
+            out.col_stride != 1 && out.row_stride == 1,
+            out.col_stride == 1,
+        );
+        let (a, b, out) = if across {
+            (b.t(), a.t(), out.t())
+        } else {
+            (a, b, out)
+        };
+        let few = out.cols <= 2 * sizes.width && 2 * out.cols <= out.rows;
+        if few && (across || along) && a.row_stride == 1 && a.col_stride != 1 {
             (b.t(), a.t(), out.t())
         } else {
             (a, b, out)
@@ -164,8 +178,13 @@ fn block<L: Shape>(
                 pack::weights_along(l, w, depth.clone(), cols.clone(), stage, right);
             }
         }
-        for row in rows.clone().step_by(L::ROWS) {
-            let count = L::ROWS.min(rows.end - row);
+        let mut row = rows.start;
+        while row < rows.end {
+            let count = match rows.end - row {
+                some if some <= L::ROWS => some,
+                some if some <= 2 * L::HALF => L::HALF,
+                _ => L::ROWS,
+            };
             // SAFETY: as above.
             unsafe { pack::left(l, &job.left, row..row + count, depth.clone(), left) };
             for (p, col) in cols.clone().step_by(L::WIDTH).enumerate() {
@@ -184,6 +203,7 @@ fn block<L: Shape>(
                     tile(l, left.as_ptr(), panel, depth.len(), &to);
                 }
             }
+            row += count;
         }
     }
 }

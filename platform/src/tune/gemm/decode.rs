@@ -19,8 +19,11 @@ pub(super) fn decode<L: Lanes>(l: L, ty: QuantType, row: &[u8], first: usize, ou
         QuantType::BF16 => each(row, out, bf16_value),
         QuantType::Q4_0 => each(row, out, q4_0),
         QuantType::Q4_1 => each(row, out, q4_1),
+        QuantType::Q5_0 => each(row, out, q5_0),
+        QuantType::Q5_1 => each(row, out, q5_1),
         QuantType::Q8_0 => each(row, out, q8_0),
         QuantType::Q4_K => each(row, out, q4_k),
+        QuantType::Q5_K => each(row, out, q5_k),
         QuantType::Q6_K => each(row, out, q6_k),
         _ => quant::decode(ty, row, out),
     }
@@ -88,6 +91,38 @@ fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
 }
 
 #[inline(always)]
+fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
+    let d = half_at(block, 0);
+    for (out, q) in out.iter_mut().zip(five_bits(block, 2)) {
+        *out = d * (f32::from(q) - 16.0);
+    }
+}
+
+#[inline(always)]
+fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
+    let (d, m) = (half_at(block, 0), half_at(block, 2));
+    for (out, q) in out.iter_mut().zip(five_bits(block, 4)) {
+        *out = d * f32::from(q) + m;
+    }
+}
+
+/// Codes of a block whose fifth bits are the word at `at`, before the nibbles.
+#[inline(always)]
+fn five_bits(block: &[u8], at: usize) -> [u8; 32] {
+    let high = u32::from_le_bytes(block[at..][..4].try_into().expect("a word"));
+    let nibbles: &[u8; 16] = block[at + 4..][..16].try_into().expect("16 bytes");
+    let mut q = [0; 32];
+    for j in 0..16 {
+        q[j] = nibbles[j] & 0xf;
+        q[j + 16] = nibbles[j] >> 4;
+    }
+    for (j, q) in q.iter_mut().enumerate() {
+        *q |= ((high >> j & 1) << 4) as u8;
+    }
+    q
+}
+
+#[inline(always)]
 fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     let d = half_at(block, 0);
     for j in 0..32 {
@@ -97,20 +132,37 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
 
 #[inline(always)]
 fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
+    runs(block, &block[16..], out, |_, q| q);
+}
+
+#[inline(always)]
+fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
+    let high: &[u8; 32] = block[16..48].try_into().expect("32 bytes");
+    runs(block, &block[48..], out, |(g, j), q| {
+        q | (high[j] >> g & 1) << 4
+    });
+}
+
+/// Q4_K and Q5_K: eight groups of 32 with scale and minimum. `code` makes a code of a group's index, a
+/// value's in the group, and its nibble.
+#[inline(always)]
+fn runs(
+    block: &[u8],
+    nibbles: &[u8],
+    out: &mut [f32; 256],
+    code: impl Fn((usize, usize), u8) -> u8,
+) {
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
     let packed: &[u8; 12] = block[4..16].try_into().expect("12 bytes");
-    for (run, out) in out.as_chunks_mut::<64>().0.iter_mut().enumerate() {
-        let q: &[u8; 32] = block[16 + 32 * run..][..32].try_into().expect("32 bytes");
-        let (low, high) = out.split_at_mut(32);
-        let (s, m) = q4_k::scale_min(packed, 2 * run);
+    for (g, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let nibbles: &[u8; 32] = nibbles[16 * (g - g % 2)..][..32]
+            .try_into()
+            .expect("32 bytes");
+        let (s, m) = q4_k::scale_min(packed, g);
         let (s, m) = (d * f32::from(s), dmin * f32::from(m));
-        for j in 0..32 {
-            low[j] = s * f32::from(q[j] & 0xf) - m;
-        }
-        let (s, m) = q4_k::scale_min(packed, 2 * run + 1);
-        let (s, m) = (d * f32::from(s), dmin * f32::from(m));
-        for j in 0..32 {
-            high[j] = s * f32::from(q[j] >> 4) - m;
+        for (j, out) in out.iter_mut().enumerate() {
+            let nibble = nibbles[j] >> (4 * (g % 2)) & 0xf;
+            *out = s * f32::from(code((g, j), nibble)) - m;
         }
     }
 }

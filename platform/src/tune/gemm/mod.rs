@@ -115,7 +115,7 @@ impl Products {
         c: MatMut<'_>,
         add: bool,
     ) {
-        let (a, b, c) = Job::flipped(a, b, c);
+        let (a, b, c) = Job::turned(a, b, c, self.vector.product_sizes());
         self.run(team, a, Right::Floats(b), alpha, c, add);
     }
 
@@ -159,9 +159,10 @@ pub fn product_in(
     c: MatMut<'_>,
     add: bool,
 ) {
-    let (a, b, c) = Job::flipped(a, b, c);
+    let sizes = vector.product_sizes();
+    let (a, b, c) = Job::turned(a, b, c, sizes);
     // SAFETY: one block after the other.
-    let job = unsafe { Job::new(a, Right::Floats(b), alpha, c, add, vector.product_sizes()) };
+    let job = unsafe { Job::new(a, Right::Floats(b), alpha, c, add, sizes) };
     let grid = Grid::new(&job, 1);
     for index in 0..grid.blocks() {
         let (rows, cols) = grid.block(index);

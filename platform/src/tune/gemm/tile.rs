@@ -1,6 +1,6 @@
 //! The register tile: a few packed rows times a few packed columns.
 
-use super::shape::{ROWS_MAX, Shape, VECTORS_MAX};
+use super::shape::{Shape, WIDTH_MAX};
 use crate::cpu::vector::lanes::LANES_MAX;
 
 /// Where a tile's sums go.
@@ -106,62 +106,90 @@ unsafe fn sums<L: Shape, const R: usize, const V: usize>(
         }
     }
     let factor = l.splat(to.factor);
-    if to.rows == R && to.cols >= V * L::N && to.col_stride == 1 {
+    if to.cols >= V * L::N && to.col_stride == 1 {
         let mut at = to.at;
         rows_of_a_tile!(R, r => {
-            for (v, &sum) in sums[r].iter().enumerate() {
-                // SAFETY: all of the tile's elements are there.
-                unsafe {
-                    let at = at.add(v * L::N);
-                    let value = if to.add {
-                        l.fma(sum, factor, l.load(at))
-                    } else {
-                        l.mul(sum, factor)
-                    };
-                    l.store(at, value);
+            if r < to.rows {
+                for (v, &sum) in sums[r].iter().enumerate() {
+                    // SAFETY: the row's elements are there.
+                    unsafe {
+                        let at = at.add(v * L::N);
+                        let value = if to.add {
+                            l.fma(sum, factor, l.load(at))
+                        } else {
+                            l.mul(sum, factor)
+                        };
+                        l.store(at, value);
+                    }
                 }
             }
             at = at.wrapping_add(to.row_stride);
         });
         return;
     }
-    let mut all = [[0.0; VECTORS_MAX * LANES_MAX]; ROWS_MAX];
+    let mut all = [0.0; LANES_MAX * WIDTH_MAX];
     rows_of_a_tile!(R, r => {
         for (v, &sum) in sums[r].iter().enumerate() {
-            l.put(&mut all[r][v * L::N..], sum);
+            l.put(&mut all[r * WIDTH_MAX + v * L::N..], sum);
         }
     });
-    // SAFETY: the caller's.
-    unsafe { scatter(l, &all, to) };
+    // SAFETY: the caller's; the sums have room for whole vectors, and their transpose too.
+    unsafe {
+        if to.row_stride == 1 && to.col_stride != 1 {
+            let mut turned = [0.0; WIDTH_MAX * LANES_MAX];
+            for r in (0..to.rows).step_by(L::N) {
+                for c in (0..V * L::N).step_by(L::N) {
+                    let from = all.as_ptr().add(r * WIDTH_MAX + c);
+                    let to = turned.as_mut_ptr().add(c * LANES_MAX + r);
+                    l.transpose(from, WIDTH_MAX, to, LANES_MAX);
+                }
+            }
+            let to = Target {
+                row_stride: to.col_stride,
+                col_stride: 1,
+                rows: to.cols,
+                cols: to.rows,
+                ..*to
+            };
+            scatter(l, turned.as_ptr(), LANES_MAX, &to);
+        } else {
+            scatter(l, all.as_ptr(), WIDTH_MAX, to);
+        }
+    }
 }
 
-/// Writes the elements that there are, with the same arithmetic as whole tiles.
+/// Writes the elements that there are of sums (rows, `stride`), with the arithmetic of whole tiles.
 ///
 /// # Safety
-/// The elements of `to` may be written.
+/// The elements of `to` may be written; the sums are whole vectors.
 #[inline(always)]
-unsafe fn scatter<L: Shape>(l: L, sums: &[[f32; VECTORS_MAX * LANES_MAX]; ROWS_MAX], to: &Target) {
-    for (r, sums) in sums.iter().enumerate().take(to.rows) {
+unsafe fn scatter<L: Shape>(l: L, sums: *const f32, stride: usize, to: &Target) {
+    for row in 0..to.rows {
         for first in (0..to.cols).step_by(L::N) {
             let count = L::N.min(to.cols - first);
-            let mut old = [0.0; LANES_MAX];
+            let whole = count == L::N && to.col_stride == 1;
+            let mut part = [0.0; LANES_MAX];
             // SAFETY: the caller's.
             unsafe {
-                let at = to.at.add(r * to.row_stride + first * to.col_stride);
-                if to.add {
-                    for (i, old) in old.iter_mut().enumerate().take(count) {
+                let at = to.at.add(row * to.row_stride + first * to.col_stride);
+                let sum = l.load(sums.add(row * stride + first));
+                let value = if !to.add {
+                    l.mul(sum, l.splat(to.factor))
+                } else if whole {
+                    l.fma(sum, l.splat(to.factor), l.load(at))
+                } else {
+                    for (i, old) in part.iter_mut().enumerate().take(count) {
                         *old = *at.add(i * to.col_stride);
                     }
-                }
-                let sum = l.take(&sums[first..]);
-                let value = if to.add {
-                    l.fma(sum, l.splat(to.factor), l.take(&old))
-                } else {
-                    l.mul(sum, l.splat(to.factor))
+                    l.fma(sum, l.splat(to.factor), l.take(&part))
                 };
-                l.put(&mut old, value);
-                for (i, &new) in old.iter().enumerate().take(count) {
-                    *at.add(i * to.col_stride) = new;
+                if whole {
+                    l.store(at, value);
+                } else {
+                    l.put(&mut part, value);
+                    for (i, &new) in part.iter().enumerate().take(count) {
+                        *at.add(i * to.col_stride) = new;
+                    }
                 }
             }
         }

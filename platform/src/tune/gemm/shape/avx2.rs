@@ -7,6 +7,7 @@ use core::arch::x86_64::*;
 
 impl Shape for Avx2 {
     const ROWS: usize = 6;
+    const HALF: usize = 4;
     const VECTORS: usize = 2;
     const DEPTH: usize = 256;
     const COLUMNS: usize = 256;

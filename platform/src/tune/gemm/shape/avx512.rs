@@ -7,6 +7,7 @@ use core::arch::x86_64::*;
 
 impl Shape for Avx512 {
     const ROWS: usize = 14;
+    const HALF: usize = 8;
     const VECTORS: usize = 2;
     const DEPTH: usize = 512;
     const COLUMNS: usize = 256;

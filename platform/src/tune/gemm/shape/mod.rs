@@ -9,17 +9,17 @@ mod avx512;
 mod neon;
 mod portable;
 
-use crate::cpu::vector::lanes::Lanes;
+use crate::cpu::vector::lanes::{LANES_MAX, Lanes};
 
-/// Most rows of a register tile.
-pub(super) const ROWS_MAX: usize = 14;
-/// Most vectors of a row of a register tile.
-pub(super) const VECTORS_MAX: usize = 4;
+/// Most floats of a register tile's row.
+pub(super) const WIDTH_MAX: usize = 32;
 
 /// Sizes that suit an instruction set. All powers of 2 but `ROWS`.
 pub(super) trait Shape: Lanes {
     /// Rows of a register tile.
     const ROWS: usize;
+    /// Twice as many rows are better done in two than as a whole tile and a small rest.
+    const HALF: usize;
     /// Vectors of a row of a register tile.
     const VECTORS: usize;
     /// Terms summed in registers before they reach memory; a multiple of 256.
@@ -58,7 +58,7 @@ crate::cpu::vector::multiversion! {
 #[inline(always)]
 fn sizes_body<L: Shape>(_: L) -> Sizes {
     const {
-        assert!(L::ROWS <= ROWS_MAX && L::VECTORS <= VECTORS_MAX);
+        assert!(L::ROWS <= LANES_MAX && L::WIDTH <= WIDTH_MAX);
         assert!(L::DEPTH.is_multiple_of(256) && L::COLUMNS.is_multiple_of(256));
     }
     Sizes {

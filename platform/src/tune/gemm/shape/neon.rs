@@ -7,6 +7,7 @@ use core::arch::aarch64::*;
 
 impl Shape for Neon {
     const ROWS: usize = 6;
+    const HALF: usize = 4;
     const VECTORS: usize = 4;
     const DEPTH: usize = 256;
     const COLUMNS: usize = 256;

@@ -6,6 +6,7 @@ use crate::cpu::vector::lanes::portable::Portable;
 
 impl Shape for Portable {
     const ROWS: usize = 4;
+    const HALF: usize = 2;
     const VECTORS: usize = 1;
     const DEPTH: usize = 256;
     const COLUMNS: usize = 256;
