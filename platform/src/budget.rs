@@ -65,6 +65,12 @@ pub fn available_from(read: &dyn Fn(&str) -> Option<String>) -> Option<Available
     machine.into_iter().chain(limited).min_by_key(|a| a.bytes)
 }
 
+/// The files in which the control groups around this process keep their limits: a number of bytes, or a
+/// word where there is none.
+pub fn limit_files() -> Vec<String> {
+    cgroup::limit_files(&|path| std::fs::read_to_string(path).ok())
+}
+
 /// `MemAvailable` of /proc/meminfo, in bytes. Kernels before 3.14 don't have it; there, free memory
 /// and page cache, which is what they would have called available.
 fn mem_available(meminfo: &str) -> Option<u64> {

@@ -1,6 +1,6 @@
 //! SIGINT and SIGTERM ask the running loop to stop; it does so at its next turn.
 
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
@@ -11,6 +11,24 @@ pub static STOP: AtomicI32 = AtomicI32::new(0);
 
 /// Signals that ask to stop.
 const ASKS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+
+/// Set when SIGUSR1 came: settings that may change are to be read again.
+pub static AGAIN: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn again(_signal: i32) {
+    AGAIN.store(true, Ordering::Relaxed);
+}
+
+/// Listens for SIGUSR1 from now on, which otherwise ends the process.
+pub fn listen_again() {
+    let action = SigAction::new(
+        SigHandler::Handler(again),
+        SaFlags::SA_RESTART,
+        SigSet::empty(),
+    );
+    // SAFETY: the handler only touches an atomic, which is allowed in a signal handler.
+    let _ = unsafe { sigaction(Signal::SIGUSR1, &action) };
+}
 
 extern "C" fn note(signal: i32) {
     let _ = STOP.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);

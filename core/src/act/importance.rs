@@ -34,6 +34,20 @@ impl Average {
         }
     }
 
+    /// The two numbers that make it up, for whoever stores it.
+    pub fn parts(&self) -> [f32; 2] {
+        [self.mean, self.weight]
+    }
+
+    /// One from its parts; what isn't a finite number from 0 on counts as nothing.
+    pub fn from_parts([mean, weight]: [f32; 2]) -> Self {
+        let sane = |x: f32| x.is_finite() && x >= 0.0;
+        match sane(mean) && sane(weight) {
+            true => Self { mean, weight },
+            false => Self::default(),
+        }
+    }
+
     /// The average of what was counted; 0 before.
     pub fn value(&self) -> f32 {
         if self.weight > 0.0 {

@@ -20,6 +20,25 @@ pub(super) fn limits(read: &dyn Fn(&str) -> Option<String>) -> Vec<(u64, String)
         .collect()
 }
 
+/// The files that hold the limits of the groups around this process, whether or not they have one now.
+pub(super) fn limit_files(read: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
+    let groups = read("/proc/self/cgroup").unwrap_or_default();
+    let mounts = read("/proc/self/mountinfo").unwrap_or_default();
+    let hierarchies = memory_hierarchies(&groups, &mounts);
+    let files = hierarchies.iter().flat_map(|hierarchy| {
+        let names: &[&str] = match hierarchy.version {
+            Version::V1 => &["memory.limit_in_bytes"],
+            Version::V2 => &["memory.max", "memory.high"],
+        };
+        hierarchy.levels().flat_map(move |level| {
+            names
+                .iter()
+                .map(move |name| format!("{}/{name}", level.dir))
+        })
+    });
+    files.filter(|path| read(path).is_some()).collect()
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Version {
     V1,

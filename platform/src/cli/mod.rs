@@ -12,8 +12,10 @@ mod replay;
 mod run;
 mod select;
 mod setup;
+mod storage;
 mod tokenize;
 mod trace;
+mod tune;
 mod verify;
 
 use std::ffi::OsString;
@@ -41,6 +43,7 @@ enum Command {
     Replay(replay::Replay),
     Tokenize(tokenize::Tokenize),
     Trace(trace::Trace),
+    Tune(tune::Tune),
     Inspect(inspect::Inspect),
     Verify(verify::Verify),
     Pack(pack::Pack),
@@ -92,6 +95,7 @@ fn dispatch(args: &[&str], allocator: &Counting) -> Result<(), Error> {
         Some(Command::Replay(command)) => command.execute(),
         Some(Command::Tokenize(command)) => command.execute(),
         Some(Command::Trace(command)) => command.execute(),
+        Some(Command::Tune(command)) => command.execute(allocator),
         Some(Command::Inspect(command)) => command.execute(),
         Some(Command::Verify(command)) => command.execute(),
         Some(Command::Pack(command)) => command.execute(),

@@ -4,19 +4,17 @@ use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::thread;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::args::{LoraArg, PathArg};
+use super::storage::{Storage, threads};
 use crate::budget;
 use crate::cpu::Kernels;
 use crate::error::Error;
-use crate::io::fault::FaultPlan;
-use crate::io::throttle::Limits;
-use crate::io::{self, Direct};
+use crate::io;
 use crate::run::advice::budget_for_units;
 use crate::run::kv::KvType;
 use crate::run::lora::{Lora, Use};
@@ -265,14 +263,7 @@ impl<'a> Machine<'a> {
                 .map_err(|e| usage("--budget", &e))?,
             None => default_budget(info.file_bytes),
         };
-        let threads = match self.threads {
-            Some(0) => return Err(usage("--threads", &"at least one thread is needed")),
-            Some(n) if n > 1024 => {
-                return Err(usage("--threads", &"more than 1024 are not supported"));
-            }
-            Some(n) => n,
-            None => thread::available_parallelism().map_or(1, |n| n.get() as u32),
-        };
+        let threads = threads(self.threads)?;
         let kv_type = match self.kv_type {
             None => KvType::F16,
             Some(name) => KvType::from_name(name).ok_or_else(|| {
@@ -282,17 +273,13 @@ impl<'a> Machine<'a> {
                 )
             })?,
         };
-        let kind = match self.io {
-            None | Some("auto") => io::Kind::Auto,
-            Some("uring") => io::Kind::Uring,
-            Some("pread") => io::Kind::Pread,
-            Some(other) => {
-                return Err(usage(
-                    "--io",
-                    &format_args!("'{other}' is not a way to read; auto, uring or pread"),
-                ));
-            }
+        let storage = Storage {
+            io: self.io,
+            buffered: self.buffered,
+            throttle: self.throttle,
+            fault: self.fault,
         };
+        let (direct, io) = storage.options()?;
         if self
             .queue_depth
             .is_some_and(|depth| depth == 0 || depth > io::DEPTH_MAX)
@@ -345,28 +332,11 @@ impl<'a> Machine<'a> {
             kv_type,
             exact: self.exact,
             kernels: Kernels::from_env().map_err(|e| Error::Usage(e.to_string()))?,
-            direct: if self.buffered {
-                Direct::Off
-            } else {
-                Direct::Auto
-            },
+            direct,
             queue_depth: self.queue_depth,
             without,
             gap: None,
-            io: io::Options {
-                kind,
-                throttle: self
-                    .throttle
-                    .map(Limits::parse)
-                    .transpose()
-                    .map_err(|e| usage("--throttle-read", &e))?,
-                faults: self
-                    .fault
-                    .map(FaultPlan::parse)
-                    .transpose()
-                    .map_err(|e| usage("--fault", &e))?,
-                ..io::Options::default()
-            },
+            io,
             stop: &signals::STOP,
         };
         if let Some(share) = share {
@@ -460,7 +430,7 @@ fn budget_for_share(
 
 /// What the machine has, less a margin for others and for what the kernel keeps for us; enough for
 /// any model that we were asked for where the machine doesn't say.
-fn default_budget(file_bytes: u64) -> u64 {
+pub(super) fn default_budget(file_bytes: u64) -> u64 {
     match budget::available() {
         Some(available) => available.bytes - (available.bytes / 16).min(512 << 20),
         None => file_bytes.saturating_mul(2).max(1 << 30),

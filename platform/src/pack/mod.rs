@@ -12,7 +12,7 @@ mod head;
 mod layout;
 mod order;
 mod quality;
-mod quantize;
+pub(crate) mod quantize;
 mod source;
 
 use std::collections::HashSet;
@@ -362,7 +362,7 @@ fn check_budget(
 }
 
 /// All keys of the source but those that say how its file is laid out.
-fn copy_metadata(headers: &Headers, header: &mut Header) -> Result<(), Error> {
+pub(crate) fn copy_metadata(headers: &Headers, header: &mut Header) -> Result<(), Error> {
     headers.with(|shards, _| {
         let mut taken = HashSet::new();
         for (key, value) in shards[0].metadata() {

@@ -3,8 +3,19 @@
 
 pub mod act;
 pub mod adapter;
+pub mod allotment;
+pub mod checkpoint;
 pub mod data;
+pub mod export;
 pub mod gemm;
+pub mod memory;
+pub mod model;
 pub mod ops;
 pub mod optim;
+pub mod packing;
+pub mod settings;
+pub mod setup;
 pub mod team;
+pub mod trainer;
+pub mod watch;
+pub mod whole;

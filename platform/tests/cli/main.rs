@@ -11,4 +11,5 @@ mod errors;
 mod json;
 mod run;
 mod scripts;
+mod tune;
 mod usage;

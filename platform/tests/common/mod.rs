@@ -12,6 +12,7 @@ pub mod models;
 pub mod packs;
 pub mod reference;
 pub mod run;
+pub mod tune;
 
 use std::path::{Path, PathBuf};
 

@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn sizes_that_cannot_be() {
-        let huge = usize::MAX / 2 & !0xffff;
+        let huge = (usize::MAX / 2) & !0xffff;
         assert!(Pages::new(1, huge).is_err());
         assert!(Pages::new(u32::MAX, huge).is_err());
     }

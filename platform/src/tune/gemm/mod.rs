@@ -98,6 +98,22 @@ impl Products {
         self.run(team, dy, Right::Along(w), 1.0, dx, add);
     }
 
+    /// [`Products::forward`] where tokens lie apart: a part of a wide matrix' outputs.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn forward_at(&self, team: &Team, w: Rows<'_>, x: Mat<'_>, y: MatMut<'_>, add: bool) {
+        self.run(team, x, Right::Across(w), 1.0, y, add);
+    }
+
+    /// [`Products::backward`] where tokens lie apart.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn backward_at(&self, team: &Team, w: Rows<'_>, dy: Mat<'_>, dx: MatMut<'_>, add: bool) {
+        self.run(team, dy, Right::Along(w), 1.0, dx, add);
+    }
+
     /// `c = alpha a b`, or `c += alpha a b` where `add`.
     ///
     /// Shapes: `a` (m, k), `b` (k, n), `c` (m, n). Fastest where one of `c`'s strides is 1, and one of

@@ -1,0 +1,268 @@
+//! Who holds what of the budget while training, decided before anything is allocated.
+//!
+//! What a step can't do without comes first: program, data, trained tensors and their optimizer, one
+//! layer's work space, two layers of weights, activations at one bit. What is left goes to activations up
+//! to two bits, then to weights that stay in memory, then to wider activations.
+
+use leanstream_core::act::Width;
+use leanstream_core::ledger::{Kind, Ledger};
+
+use super::act::Capacity;
+use super::allotment::{Allotment, PAGE_BYTES};
+use super::gemm::Products;
+use super::model::buffers::{Buffers, Factors, Low, Sizes};
+use super::model::head::Losses;
+use super::model::importance::Importance;
+use super::model::kind::Kind as Saved;
+use super::model::net::Net;
+use super::model::params::{Params, Scheme};
+use super::model::store::Layout;
+use super::ops::Angles;
+use super::optim::{Moments, Precision};
+use super::packing::Packing;
+use super::settings::{ActBits, Recompute, Settings};
+use super::team::STACK_BYTES;
+use crate::cpu::vector::Vector;
+use crate::error::Error;
+use crate::run::memory::table;
+
+/// Tokens of the head that share a chunk: as many as fit, at least the last.
+const HEAD_TOKENS: [usize; 4] = [64, 32, 16, 8];
+/// What a storage backend holds beside the slots.
+const READ_BUFFERS: u64 = 256 << 10;
+/// Log lines, reports, the figure's points.
+const TEXT: u64 = 256 << 10;
+/// Room for what can't be counted, and for page tables and the allocator's rounding.
+const MARGIN: u64 = 1 << 20;
+/// By how much the pages that a process holds when it plans differ from run to run.
+const HELD_VARIES: u64 = 256 << 10;
+
+fn margin_of(bytes: u64) -> u64 {
+    bytes.div_ceil(128)
+}
+
+/// What a run asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Bytes the process may hold.
+    pub budget: u64,
+    /// Bytes it holds already: program, tokenizer, norms, data.
+    pub held: u64,
+    /// Of these, the tokenizer's tables.
+    pub tokenizer: u64,
+    /// Of these, norms and biases.
+    pub vectors: u64,
+    /// Of these, tokens to train and evaluate on.
+    pub data: u64,
+    /// Tokens of a micro-batch.
+    pub tokens: usize,
+    /// Tokens of the longest sequence.
+    pub longest: usize,
+}
+
+/// What was decided.
+#[derive(Clone, Debug)]
+pub struct MemoryPlan {
+    /// Who holds what.
+    pub ledger: Ledger,
+    /// Slots of the weights' arena; 0 where all weights are trained.
+    pub slots: u32,
+    /// Pages of saved activations.
+    pub pages: u32,
+    /// Pages that there can ever be.
+    pub pages_max: u32,
+    /// The least pages with which a step can run.
+    pub pages_least: u32,
+    /// Shapes of the work space.
+    pub sizes: Sizes,
+}
+
+impl MemoryPlan {
+    /// Pages of saved activations when the budget becomes `budget`; `None` when they are too few.
+    pub fn pages_in(&self, budget: u64) -> Option<u32> {
+        let pages = u64::from(self.pages) * PAGE_BYTES as u64;
+        let others = self.ledger.total() - pages;
+        let pages = budget.checked_sub(others)? / PAGE_BYTES as u64;
+        let pages = pages.min(u64::from(self.pages_max)) as u32;
+        (pages >= self.pages_least).then_some(pages)
+    }
+
+    /// The least budget that a run could go on with.
+    pub fn least(&self) -> u64 {
+        let spare = u64::from(self.pages - self.pages_least) * PAGE_BYTES as u64;
+        self.ledger.total() - spare
+    }
+}
+
+/// Room for all tensors of `tokens` tokens at once.
+pub fn capacity(net: &Net, posts: bool, tokens: usize, pages: u32) -> Capacity {
+    let tensors = (net.layers.len() * Saved::COUNT) as u32;
+    let mut capacity = Capacity::new(PAGE_BYTES, pages, tensors);
+    for _ in &net.layers {
+        for kind in Saved::ALL {
+            let width = kind.width(&net.hyper, posts);
+            if width > 0 {
+                capacity = capacity.and(tokens, width);
+            }
+        }
+    }
+    capacity
+}
+
+/// Decides.
+///
+/// # Errors
+/// [`Error::Budget`] with the table and the least budget.
+pub fn plan(
+    net: &Net,
+    layout: Option<&Layout>,
+    params: &Params,
+    settings: &Settings,
+    vector: Vector,
+    request: &Request,
+) -> Result<MemoryPlan, Error> {
+    let mut last = None;
+    for head_tokens in HEAD_TOKENS {
+        let candidate = with_head(net, layout, params, settings, vector, request, head_tokens);
+        if candidate.ledger.check(request.budget).is_ok() {
+            return Ok(candidate);
+        }
+        last = Some(candidate);
+    }
+    let least = last.expect("a chunk of few tokens was tried");
+    Err(Error::Budget {
+        budget: request.budget,
+        least: least.ledger.total() + HELD_VARIES.min(request.held),
+        table: table(&least.ledger),
+    })
+}
+
+/// Shapes of the work space.
+fn sizes(net: &Net, settings: &Settings, request: &Request, head_tokens: usize) -> Sizes {
+    let first = &net.layers[0];
+    let (rank, dropout) = match settings.scheme {
+        Scheme::Lora { rank, dropout, .. } => (rank, dropout > 0.0),
+        Scheme::Full => (0, false),
+    };
+    Sizes {
+        tokens: request.tokens,
+        rank,
+        dropout,
+        head_norms: first.q_norm.is_some(),
+        posts: first.attn_post.is_some(),
+        head_tokens,
+        longest: request.longest,
+        threads: settings.threads,
+    }
+}
+
+/// The plan with a chunk of the head's tokens; its ledger may not fit.
+fn with_head(
+    net: &Net,
+    layout: Option<&Layout>,
+    params: &Params,
+    settings: &Settings,
+    vector: Vector,
+    request: &Request,
+    head_tokens: usize,
+) -> MemoryPlan {
+    let hyper = &net.hyper;
+    let sizes = sizes(net, settings, request, head_tokens);
+    let mut ledger = Ledger::new();
+    let mut add = |kind, bytes: u64| {
+        // Sizes of a checked model and a batch below 2^32 tokens don't pass 64 bits.
+        ledger.add(kind, bytes).expect("a ledger of possible sizes");
+    };
+    let counted = request.tokenizer + request.vectors + request.data;
+    add(Kind::Program, request.held.saturating_sub(counted));
+    add(Kind::Tokenizer, request.tokenizer);
+    add(Kind::Vectors, request.vectors);
+    add(Kind::Data, request.data + Packing::bytes(request.tokens));
+    let precision = if settings.optim8 {
+        Precision::Bits8
+    } else {
+        Precision::F32
+    };
+    let moments: u64 = params
+        .tensors
+        .iter()
+        .map(|tensor| Moments::bytes(precision, tensor.rows * tensor.cols) as u64)
+        .sum();
+    add(Kind::Trained, params.count as u64 * 8 + moments);
+    let angles = 2 * Angles::bytes(request.longest, hyper.rope_dims as usize) as u64;
+    add(
+        Kind::Scratch,
+        Buffers::bytes(&sizes, hyper)
+            + Low::bytes(&sizes, hyper)
+            + Losses::bytes(request.tokens, head_tokens)
+            + Products::bytes_for(vector, settings.threads) as u64
+            + angles
+            + Importance::bytes(net.layers.len(), request.tokens),
+    );
+    add(Kind::Activations, Factors::bytes(&sizes, hyper));
+    add(Kind::ReadBuffers, READ_BUFFERS);
+    add(Kind::Stacks, (settings.threads * STACK_BYTES) as u64);
+    add(Kind::Text, TEXT);
+
+    let allotment = Allotment::new(
+        hyper,
+        sizes.posts,
+        request.tokens,
+        settings.act,
+        settings.recompute,
+    );
+    let (pages_least, pages_most) = allotment.pages(request.tokens, hyper);
+    let pages_max = pages_most.min(u64::from(u32::MAX)) as u32;
+    let room = capacity(net, sizes.posts, request.tokens, pages_max.max(1));
+    add(
+        Kind::Plan,
+        room.bytes() + allotment.bytes() + layout.map_or(0, Layout::table_bytes),
+    );
+    let fixed = ledger.total();
+    ledger
+        .add(Kind::Margin, MARGIN + margin_of(fixed))
+        .expect("a ledger of possible sizes");
+
+    let page = PAGE_BYTES as u64 + PAGE_BYTES as u64 / 128;
+    let slot = layout.map_or(0, |layout| {
+        layout.slot_bytes as u64 + margin_of(layout.slot_bytes as u64)
+    });
+    let (slots_least, slots_all) = layout.map_or((0, 0), |layout| {
+        (
+            u64::from(layout.slots_least().min(layout.slots_all())),
+            u64::from(layout.slots_all()),
+        )
+    });
+    let mut left = ledger.left(request.budget);
+    let mut take = |wanted: u64, each: u64| {
+        let got = wanted.min(left.checked_div(each).unwrap_or(0));
+        left -= got * each;
+        got
+    };
+    // What can't be done without is counted whether or not there is room for it.
+    let (mut pages, mut slots) = (pages_least, slots_least);
+    take(pages_least, page);
+    take(slots_least, slot);
+    if settings.act == ActBits::Auto && settings.recompute != Recompute::Layers {
+        pages += take(allotment.pages_at(Width::Two).saturating_sub(pages), page);
+    }
+    slots += take(slots_all - slots_least, slot);
+    pages += take(pages_most.saturating_sub(pages), page);
+    let layer = layout.map_or(0, |layout| layout.slot_bytes as u64);
+    ledger
+        .add_many(Kind::Arena, slots, layer)
+        .and_then(|()| ledger.add_many(Kind::Activations, pages, PAGE_BYTES as u64))
+        .and_then(|()| {
+            let margin = slots * (slot - layer) + pages * (page - PAGE_BYTES as u64);
+            ledger.add(Kind::Margin, margin)
+        })
+        .expect("a ledger of possible sizes");
+    MemoryPlan {
+        ledger,
+        slots: slots as u32,
+        pages: pages as u32,
+        pages_max,
+        pages_least: pages_least as u32,
+        sizes,
+    }
+}
