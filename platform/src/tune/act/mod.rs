@@ -1,9 +1,11 @@
 //! The bytes of saved activations: what [`leanstream_core::act`] decides is done here.
 //!
+//! - [`codec`]: kernels that quantize, decode and shrink.
 //! - [`pages`]: the arena; memory that can be given back.
 //! - [`room`]: all memory of a store, made before the first step.
 //! - [`saved`]: the store; [`filling`]: a tensor on its way into it.
 
+pub mod codec;
 pub mod filling;
 pub mod pages;
 mod place;
