@@ -5,11 +5,10 @@
 #[must_use]
 pub const fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
-    if x.is_nan() {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    // No finite number's bits are near 2^32.
-    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+    // It wraps for some NaNs only, which aren't rounded. Without branches it is fast in vectors.
+    let near = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    let bits = if x.is_nan() { bits | 0x40_0000 } else { near };
+    (bits >> 16) as u16
 }
 
 /// A bf16 on either side of `x`, the farther the less likely: `random` is uniform in `0 .. 2^16`, and the mean

@@ -95,7 +95,7 @@ impl Grid {
         // To the nearest whole number, ties to even: from 2^23 on there are no others.
         const WHOLE: f32 = (1 << 23) as f32;
         let at = if at < WHOLE { (at + WHOLE) - WHOLE } else { at };
-        ((at as u32 + u) >> 16) as u8
+        ((at as u32).wrapping_add(u) >> 16) as u8
     }
 }
 
@@ -124,7 +124,7 @@ impl Meta {
         // A scale has 8 significant bits and a code too, so all products here are exact. The quotient
         // was rounded: its bf16 neighbour above may still fall short of the span.
         if scale * steps - span < lost {
-            scale = f32::from_bits(scale.to_bits() + (1 << 16));
+            scale = f32::from_bits(scale.to_bits().wrapping_add(1 << 16));
         }
         (base + scale * steps).is_finite().then_some(Self {
             min: (base.to_bits() >> 16) as u16,
@@ -239,13 +239,13 @@ fn down(x: f32) -> f32 {
     let whole = bits & 0xffff_0000;
     // Cutting bits off rounds toward zero: up, where the number is negative.
     let step = u32::from(bits != whole && bits >> 31 == 1) << 16;
-    f32::from_bits(whole + step)
+    f32::from_bits(whole.wrapping_add(step))
 }
 
 /// The least bf16 that isn't below `x`, which is positive; infinity above them all.
 #[inline]
 fn up(x: f32) -> f32 {
-    f32::from_bits((x.to_bits() + 0xffff) & 0xffff_0000)
+    f32::from_bits(x.to_bits().wrapping_add(0xffff) & 0xffff_0000)
 }
 
 #[cfg(test)]

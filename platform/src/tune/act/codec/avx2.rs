@@ -144,7 +144,7 @@ pub(super) unsafe fn shrink<const FROM: u32, const TO: u32>(
 
 impl Block for Avx2 {
     #[inline(always)]
-    unsafe fn quantize<const B: u32>(
+    unsafe fn quantize<const B: u32, const CLAMP: bool>(
         self,
         x: *const f32,
         blocks: usize,
@@ -159,7 +159,11 @@ impl Block for Avx2 {
             let xor = _mm256_set1_epi32(draw.key.xor.cast_signed());
             let code = |x: *const f32, u: __m256i| {
                 let at = self.mul(self.sub(self.load(x), base), inverse);
-                let at = self.min(self.max(at, zero), top);
+                let at = if CLAMP {
+                    self.min(self.max(at, zero), top)
+                } else {
+                    at
+                };
                 _mm256_srli_epi32::<16>(_mm256_add_epi32(_mm256_cvtps_epi32(at), u))
             };
             let lower = |words| _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
@@ -175,7 +179,7 @@ impl Block for Avx2 {
                     code(x.add(16), _mm256_srli_epi32::<16>(a)),
                     code(x.add(24), _mm256_srli_epi32::<16>(b)),
                 );
-                // Packing works within 128 bits: the fours are 0 2 4 6 and 1 3 5 7.
+                // Packing works within 128 bits: the fours are 0 2 4 6 and 1 3 5 7. It saturates.
                 let mixed = _mm256_packus_epi16(first, second);
                 let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
                 let codes = _mm256_permutevar8x32_epi32(mixed, order);

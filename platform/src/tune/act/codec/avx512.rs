@@ -9,7 +9,11 @@ use super::block::{Block, Draw};
 use crate::cpu::vector::lanes::Lanes;
 use crate::cpu::vector::lanes::avx512::Avx512;
 
-/// The words of sixteen counts, to which `key.add` was added.
+/// `a ^ b ^ c`.
+const XOR_3: i32 = 0x96;
+
+/// The words of sixteen counts, to which `key.add` was added. `xor` is `key.xor` with itself, shifted by the second
+/// shift, mixed in: so one operation mixes all three.
 ///
 /// # Safety
 /// The CPU has AVX-512 F.
@@ -19,16 +23,40 @@ unsafe fn words(counts: __m512i, xor: __m512i) -> __m512i {
     unsafe {
         let x = _mm512_xor_si512(counts, _mm512_srli_epi32::<{ SHIFTS[0] }>(counts));
         let x = _mm512_mullo_epi32(x, _mm512_set1_epi32(FACTORS[0].cast_signed()));
-        let x = _mm512_xor_si512(x, xor);
-        let x = _mm512_xor_si512(x, _mm512_srli_epi32::<{ SHIFTS[1] }>(x));
+        let shifted = _mm512_srli_epi32::<{ SHIFTS[1] }>(x);
+        let x = _mm512_ternarylogic_epi32::<XOR_3>(x, shifted, xor);
         let x = _mm512_mullo_epi32(x, _mm512_set1_epi32(FACTORS[1].cast_signed()));
         _mm512_xor_si512(x, _mm512_srli_epi32::<{ SHIFTS[2] }>(x))
     }
 }
 
+/// Codes of two bytes, below `2^B` (in 8 bits they saturate), packed to `4 B` bytes: neighbours are joined, then
+/// lanes are cut down to their lowest bytes.
+///
+/// # Safety
+/// The CPU has AVX-512 BW, and the bytes at `out` are writable.
+#[inline(always)]
+unsafe fn pack<const B: u32>(codes: __m512i, out: *mut u8) {
+    // SAFETY: the caller vouches for AVX-512 and the bytes.
+    unsafe {
+        match B {
+            8 => _mm256_storeu_si256(out.cast(), _mm512_cvtusepi16_epi8(codes)),
+            4 => {
+                let pairs = _mm512_or_si512(codes, _mm512_srli_epi32::<12>(codes));
+                _mm_storeu_si128(out.cast(), _mm512_cvtepi32_epi8(pairs));
+            }
+            _ => {
+                let pairs = _mm512_or_si512(codes, _mm512_srli_epi32::<14>(codes));
+                let fours = _mm512_or_si512(pairs, _mm512_srli_epi64::<28>(pairs));
+                _mm_storel_epi64(out.cast(), _mm512_cvtepi64_epi8(fours));
+            }
+        }
+    }
+}
+
 impl Block for Avx512 {
     #[inline(always)]
-    unsafe fn quantize<const B: u32>(
+    unsafe fn quantize<const B: u32, const CLAMP: bool>(
         self,
         x: *const f32,
         blocks: usize,
@@ -37,18 +65,33 @@ impl Block for Avx512 {
         out: *mut u8,
     ) {
         let first = draw.key.add.wrapping_add(draw.word).cast_signed();
+        let xor = (draw.key.xor ^ draw.key.xor >> SHIFTS[1]).cast_signed();
         // SAFETY: the caller vouches for the memory, `self` for the features.
         unsafe {
             let (base, inverse) = (self.splat(grid.base), self.splat(grid.inverse));
             let (zero, top) = (self.splat(0.0), self.splat(grid.top));
-            let xor = _mm512_set1_epi32(draw.key.xor.cast_signed());
+            let xor = _mm512_set1_epi32(xor);
             // 2^16 times the place on the grid, `u` included.
             let place = |x: *const f32, u: __m512i| {
                 let at = self.mul(self.sub(self.load(x), base), inverse);
-                let at = self.min(self.max(at, zero), top);
+                let at = if CLAMP {
+                    self.min(self.max(at, zero), top)
+                } else {
+                    at
+                };
                 _mm512_add_epi32(_mm512_cvtps_epi32(at), u)
             };
             let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            // The upper halves of 16 lanes: 1, 3, 5 and so on.
+            let upper = _mm512_add_epi32(
+                _mm512_slli_epi32::<18>(lanes),
+                _mm512_add_epi32(
+                    _mm512_slli_epi32::<2>(lanes),
+                    _mm512_set1_epi32(0x0003_0001),
+                ),
+            );
+            // ... of one vector, then of another.
+            let upper = _mm512_and_si512(upper, _mm512_set1_epi16(63));
             let mut counts = _mm512_add_epi32(_mm512_set1_epi32(first), lanes);
             for block in 0..blocks {
                 let x = x.add(32 * block);
@@ -64,11 +107,9 @@ impl Block for Avx512 {
                     let high = u32::from(_mm512_cmpge_epi32_mask(b, one));
                     out.cast::<[u8; 4]>()
                         .write((low | high << 16).to_le_bytes());
-                    continue;
+                } else {
+                    pack::<B>(_mm512_permutex2var_epi16(a, upper, b), out);
                 }
-                let low = _mm512_cvtepi32_epi8(_mm512_srli_epi32::<16>(a));
-                let high = _mm512_cvtepi32_epi8(_mm512_srli_epi32::<16>(b));
-                avx2::pack::<B>(_mm256_set_m128i(high, low), out);
             }
         }
     }

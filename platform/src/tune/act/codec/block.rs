@@ -46,9 +46,13 @@ impl Ratio {
 pub(super) trait Block: Lanes {
     /// Codes of `blocks` blocks.
     ///
+    /// With `CLAMP`, elements that the grid doesn't span become its ends, and NaN becomes 0. Without, the caller has seen
+    /// that there are none: no place is below 0 then, and none above `B` once it is rounded to 2^-16, but in 8
+    /// bits, where saturation while packing turns 256 to 255.
+    ///
     /// # Safety
     /// `x .. x + 32 blocks` is readable, `out .. out + 4 B blocks` is writable.
-    unsafe fn quantize<const B: u32>(
+    unsafe fn quantize<const B: u32, const CLAMP: bool>(
         self,
         x: *const f32,
         blocks: usize,

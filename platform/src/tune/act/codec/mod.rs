@@ -25,6 +25,12 @@ use block::{BLOCK, Block, Draw};
 use extent::Extent;
 use pages::Cursor;
 
+/// Groups whose ranges are found before the first of them is quantized: they stay in L1, 8 KiB of it.
+const BATCH: usize = 8;
+
+/// In place of the metadata of a group that has none: a scale of 0, which no group has.
+const REFUSED: Meta = Meta::from_bytes([0; 4]);
+
 /// Consecutive groups of one tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
@@ -171,8 +177,7 @@ fn quantize_body<L: Block>(
     metas: &mut [Meta],
     pages: &mut [&mut [u8]],
 ) -> Result<(), NotFinite> {
-    let range = |_, x: &[f32]| Extent::of(l, x);
-    with_bits!(coding.bits, B => quantize_groups::<L, B>(l, run, coding.key, x, range, metas, pages))
+    with_bits!(coding.bits, B => quantize_groups::<L, B, false>(l, run, coding.key, x, None, metas, pages))
 }
 
 #[inline(always)]
@@ -186,17 +191,16 @@ fn quantize_ranged_body<L: Block>(
     pages: &mut [&mut [u8]],
 ) -> Result<(), NotFinite> {
     assert_eq!(ranges.len(), run.groups, "a range for each group");
-    let range = |i: usize, _: &[f32]| ranges[i];
-    with_bits!(coding.bits, B => quantize_groups::<L, B>(l, run, coding.key, x, range, metas, pages))
+    with_bits!(coding.bits, B => quantize_groups::<L, B, true>(l, run, coding.key, x, Some(ranges), metas, pages))
 }
 
 #[inline(always)]
-fn quantize_groups<L: Block, const B: u32>(
+fn quantize_groups<L: Block, const B: u32, const CLAMP: bool>(
     l: L,
     run: Run,
     key: Key,
     x: &[f32],
-    range: impl Fn(usize, &[f32]) -> Range,
+    ranges: Option<&[Range]>,
     metas: &mut [Meta],
     pages: &mut [&mut [u8]],
 ) -> Result<(), NotFinite> {
@@ -205,35 +209,57 @@ fn quantize_groups<L: Block, const B: u32>(
     let mut room = [0; GROUP_MAX];
     let mut cursor = Cursor::default();
     let mut rest = check(&run, x.len(), x);
-    for (i, meta) in metas.iter_mut().enumerate() {
-        let (x, others) = rest.split_at(run.grouping.columns(run.first + i).len());
-        rest = others;
-        let first = (run.first + i) * group;
-        let range = range(i, x);
-        let Some(new) = Meta::new(range, bits) else {
-            let culprit = x.iter().position(|x| !x.is_finite()).unwrap_or(0);
-            return Err(NotFinite {
-                element: first + culprit,
-            });
-        };
-        *meta = new;
-        let (out, apart) = cursor.next(pages, bits.bytes(group), &mut room);
-        if new.is_constant() {
-            out.fill(Meta::constant_codes(range.min));
-        } else {
-            let blocks = x.len() / BLOCK;
-            let draw = Draw {
-                key,
-                word: (first / 2) as u32,
-            };
-            // SAFETY: the blocks are within `x`, and so are their codes within those of the group.
-            unsafe { l.quantize::<B>(x.as_ptr(), blocks, new.grid(bits), draw, out.as_mut_ptr()) };
-            if BLOCK * blocks < group {
-                codec::quantize_part(x, BLOCK * blocks, group, new, bits, key, first, out);
+    let mut at = run.first;
+    for (batch, metas) in metas.chunks_mut(BATCH).enumerate() {
+        // Finding a range is a chain of dependent steps, and so is making a grid of it; those of several
+        // groups go on beside each other.
+        let mut found = [Range::NONE; BATCH];
+        let found = &mut found[..metas.len()];
+        match ranges {
+            Some(ranges) => found.copy_from_slice(&ranges[batch * BATCH..][..metas.len()]),
+            None => {
+                let mut rest = rest;
+                for (i, range) in found.iter_mut().enumerate() {
+                    let (x, others) = rest.split_at(run.grouping.columns(at + i).len());
+                    rest = others;
+                    *range = Extent::of(l, x);
+                }
             }
         }
-        if apart {
-            cursor.flush(pages, &room[..bits.bytes(group)]);
+        for (meta, range) in metas.iter_mut().zip(&*found) {
+            // What isn't finite is found out below, where its element is known.
+            *meta = Meta::new(*range, bits).unwrap_or(REFUSED);
+        }
+        for (meta, range) in metas.iter().zip(&*found) {
+            let (x, others) = rest.split_at(run.grouping.columns(at).len());
+            rest = others;
+            let first = at * group;
+            at += 1;
+            if *meta == REFUSED {
+                let culprit = x.iter().position(|x| !x.is_finite()).unwrap_or(0);
+                return Err(NotFinite {
+                    element: first + culprit,
+                });
+            }
+            let (out, apart) = cursor.next(pages, bits.bytes(group), &mut room);
+            if meta.is_constant() {
+                out.fill(Meta::constant_codes(range.min));
+            } else {
+                let blocks = x.len() / BLOCK;
+                let draw = Draw {
+                    key,
+                    word: (first / 2) as u32,
+                };
+                let (grid, codes) = (meta.grid(bits), out.as_mut_ptr());
+                // SAFETY: the blocks are within `x`, and so are their codes within those of the group.
+                unsafe { l.quantize::<B, CLAMP>(x.as_ptr(), blocks, grid, draw, codes) };
+                if BLOCK * blocks < group {
+                    codec::quantize_part(x, BLOCK * blocks, group, *meta, bits, key, first, out);
+                }
+            }
+            if apart {
+                cursor.flush(pages, &room[..bits.bytes(group)]);
+            }
         }
     }
     Ok(())

@@ -111,7 +111,7 @@ unsafe fn unpack<const B: u32>(from: *const u8) -> [uint8x16_t; 2] {
 
 impl Block for Neon {
     #[inline(always)]
-    unsafe fn quantize<const B: u32>(
+    unsafe fn quantize<const B: u32, const CLAMP: bool>(
         self,
         x: *const f32,
         blocks: usize,
@@ -126,7 +126,11 @@ impl Block for Neon {
             let xor = vdupq_n_u32(draw.key.xor);
             let code = |x: *const f32, u: uint32x4_t| {
                 let at = self.mul(self.sub(self.load(x), base), inverse);
-                let at = self.min(self.max(at, zero), top);
+                let at = if CLAMP {
+                    self.min(self.max(at, zero), top)
+                } else {
+                    at
+                };
                 vshrn_n_u32::<16>(vaddq_u32(vcvtnq_u32_f32(at), u))
             };
             let mut counts = counts(draw);
@@ -140,8 +144,9 @@ impl Block for Neon {
                     high[i] = code(x.add(16 + 4 * i), vshrq_n_u32::<16>(words));
                 }
                 let bytes = |four: [uint16x4_t; 4]| {
-                    let first = vmovn_u16(vcombine_u16(four[0], four[1]));
-                    vmovn_high_u16(first, vcombine_u16(four[2], four[3]))
+                    // Saturating.
+                    let first = vqmovn_u16(vcombine_u16(four[0], four[1]));
+                    vqmovn_high_u16(first, vcombine_u16(four[2], four[3]))
                 };
                 pack::<B>(bytes(low), bytes(high), out.add(4 * B as usize * block));
             }

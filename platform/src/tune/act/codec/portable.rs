@@ -1,6 +1,6 @@
 //! Plain Rust, on core's reference.
 
-use leanstream_core::act::codec::{Bits, counter, meta::Grid, pack, shrink};
+use leanstream_core::act::codec::{Bits, meta::Grid, pack, shrink};
 
 use super::block::{BLOCK, Block, Draw};
 use crate::cpu::vector::lanes::portable::Portable;
@@ -16,7 +16,7 @@ const fn bits(b: u32) -> Bits {
 
 impl Block for Portable {
     #[inline(always)]
-    unsafe fn quantize<const B: u32>(
+    unsafe fn quantize<const B: u32, const CLAMP: bool>(
         self,
         x: *const f32,
         blocks: usize,
@@ -24,20 +24,26 @@ impl Block for Portable {
         draw: Draw,
         out: *mut u8,
     ) {
-        // SAFETY: the caller vouches for both.
-        let (x, out) = unsafe {
-            (
-                std::slice::from_raw_parts(x, BLOCK * blocks),
-                std::slice::from_raw_parts_mut(out, 4 * B as usize * blocks),
-            )
-        };
-        out.fill(0);
-        for (i, &x) in x.iter().enumerate() {
-            let (word, upper) = counter::word_of(i % BLOCK, BLOCK);
-            let count = (i / BLOCK * BLOCK / 2 + word) as u32;
-            let word = draw.key.word(draw.word.wrapping_add(count));
-            let u = if upper { word >> 16 } else { word & 0xffff };
-            pack::put(out, bits(B), i, grid.code(x, u));
+        for block in 0..blocks {
+            // SAFETY: the caller vouches for the elements and the bytes of their codes.
+            let (x, out) = unsafe {
+                let out = out.add(4 * B as usize * block);
+                (
+                    std::slice::from_raw_parts(x.add(BLOCK * block), BLOCK),
+                    std::slice::from_raw_parts_mut(out, 4 * B as usize),
+                )
+            };
+            let mut codes = [0; BLOCK];
+            for i in 0..BLOCK / 2 {
+                let count = draw.word.wrapping_add((BLOCK / 2 * block + i) as u32);
+                let word = draw.key.word(count);
+                codes[i] = grid.code(x[i], word & 0xffff);
+                codes[BLOCK / 2 + i] = grid.code(x[BLOCK / 2 + i], word >> 16);
+            }
+            out.fill(0);
+            for (i, code) in codes.into_iter().enumerate() {
+                pack::put(out, bits(B), i, code);
+            }
         }
     }
     #[inline(always)]
