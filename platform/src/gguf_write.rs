@@ -9,11 +9,14 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use leanstream_core::gguf::{Element, Value, ValueType};
+use leanstream_core::gguf::{Element, Gguf, Value, ValueType};
 
 /// Tensor data starts at multiples of this many bytes, unless [`Header::aligned`] says otherwise:
 /// GGUF's default, so no key names it.
 pub const ALIGNMENT: u64 = 32;
+
+/// The largest alignment that is written.
+pub const ALIGNMENT_MAX: u64 = 1 << 20;
 
 /// Bytes gathered before the file is written to.
 const BUFFER: usize = 1 << 20;
@@ -95,12 +98,28 @@ impl Header {
     /// # Panics
     /// When it isn't a power of two, or so large that it can't be meant.
     pub fn aligned(alignment: u32) -> Self {
-        assert!(alignment.is_power_of_two() && alignment <= 1 << 20);
+        assert!(alignment.is_power_of_two() && u64::from(alignment) <= ALIGNMENT_MAX);
         let mut header = Self {
             alignment: alignment.into(),
             ..Self::new()
         };
         header.u32("general.alignment", alignment);
+        header
+    }
+
+    /// A header with the metadata of another file whose keys are wanted, and with its alignment.
+    ///
+    /// # Panics
+    /// When the alignment is so large that it can't be meant; see [`Header::aligned`].
+    pub fn like(gguf: &Gguf<'_>, wanted: impl Fn(&str) -> bool) -> Self {
+        assert!(gguf.alignment() <= ALIGNMENT_MAX);
+        let mut header = Self {
+            alignment: gguf.alignment(),
+            ..Self::new()
+        };
+        for (key, value) in gguf.metadata().filter(|(key, _)| wanted(key)) {
+            header.value(key, &value);
+        }
         header
     }
 

@@ -4,6 +4,7 @@ mod args;
 mod bench;
 mod demo;
 mod inspect;
+mod merge;
 mod output;
 mod pack;
 mod perplexity;
@@ -47,6 +48,7 @@ enum Command {
     Inspect(inspect::Inspect),
     Verify(verify::Verify),
     Pack(pack::Pack),
+    Merge(merge::Merge),
     Bench(bench::Bench),
     Demo(demo::Demo),
 }
@@ -99,6 +101,7 @@ fn dispatch(args: &[&str], allocator: &Counting) -> Result<(), Error> {
         Some(Command::Inspect(command)) => command.execute(),
         Some(Command::Verify(command)) => command.execute(),
         Some(Command::Pack(command)) => command.execute(),
+        Some(Command::Merge(command)) => command.execute(),
         Some(Command::Bench(command)) => command.execute(allocator),
         Some(Command::Demo(command)) => command.execute(allocator),
         None => Err(Error::Usage("no command was given".into())),

@@ -285,20 +285,20 @@ fn losses(quality: &Quality) -> String {
 const EVERY: Duration = Duration::from_millis(100);
 
 /// One line of progress on a terminal; nothing elsewhere.
-struct Line {
+pub(super) struct Line {
     on: bool,
     last: Option<Instant>,
 }
 
 impl Line {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             on: std::io::stderr().is_terminal(),
             last: None,
         }
     }
 
-    fn show(&mut self, what: &str, done: u64, all: u64) {
+    pub(super) fn show(&mut self, what: &str, done: u64, all: u64) {
         if self.on && self.last.is_none_or(|last| last.elapsed() >= EVERY) {
             self.last = Some(Instant::now());
             let percent = 100.0 * done as f64 / all.max(1) as f64;
@@ -306,7 +306,7 @@ impl Line {
         }
     }
 
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         if self.last.is_some() {
             self.write("\r\x1b[K");
         }

@@ -13,7 +13,7 @@ mod layout;
 mod order;
 mod quality;
 pub(crate) mod quantize;
-mod source;
+pub(crate) mod source;
 
 use std::collections::HashSet;
 use std::io::ErrorKind;

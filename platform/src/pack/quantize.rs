@@ -1,43 +1,65 @@
-//! Floats to blocks of 32 codes with one scale: Q4_0 for sketches, and Q8_0, Q5_0, Q4_0 for down columns
-//! that can't be moved; and to Q2_K.
+//! Floats to the block formats: for sketches, for down columns that can't be moved, and for matrices into
+//! which an adapter is merged.
 //!
-//! Of a block's possible scales the one with the least squared error is taken: some around the
-//! largest value, of both signs (there is one more code below zero than above), then the best scale
-//! for the codes that were found.
+//! Of a block's possible scales the one with the least squared error is taken. Here: blocks of 32 with
+//! one scale, which try some around the largest value, of both signs (there is one more code below zero
+//! than above), then the best scale for the codes that were found.
 
+mod affine;
 mod q2_k;
+mod signed;
 
-use half::f16;
+use half::{bf16, f16};
 use leanstream_core::quant::QuantType;
 
 /// Values in a block.
 const LEN: usize = 32;
 
-/// Quantizes a row of whole blocks of finite values.
+/// Whether [`quantize`] knows a type.
+pub fn encodes(ty: QuantType) -> bool {
+    !matches!(ty, QuantType::IQ4_NL | QuantType::MXFP4)
+}
+
+/// Quantizes a row of whole blocks of finite values. Values that are beyond F16 become infinite there;
+/// in the block formats they become the largest there are.
 ///
 /// # Panics
-/// When `ty` isn't Q8_0, Q5_0, Q4_0 or Q2_K, or the sizes don't go together.
+/// When `ty` isn't one that it [`encodes`], or the sizes don't go together.
 pub fn quantize(ty: QuantType, row: &[f32], out: &mut [u8]) {
-    if ty == QuantType::Q2_K {
-        let (values, rest) = row.as_chunks();
-        let (blocks, none) = out.as_chunks_mut();
-        assert!(rest.is_empty() && none.is_empty() && values.len() == blocks.len());
-        for (values, block) in values.iter().zip(blocks) {
-            q2_k::encode(values, block);
-        }
-        return;
+    match ty {
+        QuantType::F32 => each(row, out, |[x], to| *to = x.to_le_bytes()),
+        QuantType::F16 => each(row, out, |[x], to| *to = f16::from_f32(*x).to_le_bytes()),
+        QuantType::BF16 => each(row, out, |[x], to| *to = bf16::from_f32(*x).to_le_bytes()),
+        QuantType::Q8_0 => each(row, out, |values, block: &mut [u8; 34]| q8_0(values, block)),
+        QuantType::Q5_0 => each(row, out, |values, block: &mut [u8; 22]| q5_0(values, block)),
+        QuantType::Q4_0 => each(row, out, |values, block: &mut [u8; 18]| q4_0(values, block)),
+        QuantType::Q5_1 => each(row, out, q5_1),
+        QuantType::Q4_1 => each(row, out, q4_1),
+        QuantType::Q2_K => each(row, out, q2_k::encode),
+        QuantType::Q3_K => each(row, out, signed::q3_k),
+        QuantType::Q4_K => each(row, out, affine::q4_k),
+        QuantType::Q5_K => each(row, out, affine::q5_k),
+        QuantType::Q6_K => each(row, out, signed::q6_k),
+        QuantType::IQ4_NL | QuantType::MXFP4 => panic!("nothing is quantized to {ty}"),
     }
-    let (values, rest) = row.as_chunks::<LEN>();
-    assert!(rest.is_empty(), "{} values aren't whole blocks", row.len());
-    let bytes = ty.block_bytes();
-    assert_eq!(values.len() * bytes, out.len(), "bytes of {ty}");
-    for (values, block) in values.iter().zip(out.chunks_exact_mut(bytes)) {
-        match ty {
-            QuantType::Q8_0 => q8_0(values, block),
-            QuantType::Q5_0 => q5_0(values, block),
-            QuantType::Q4_0 => q4_0(values, block),
-            _ => panic!("nothing is quantized to {ty}"),
-        }
+}
+
+/// Encodes block after block.
+fn each<const VALUES: usize, const BYTES: usize>(
+    row: &[f32],
+    out: &mut [u8],
+    encode: fn(&[f32; VALUES], &mut [u8; BYTES]),
+) {
+    let (values, rest) = row.as_chunks();
+    let (blocks, none) = out.as_chunks_mut();
+    assert!(
+        rest.is_empty() && none.is_empty() && values.len() == blocks.len(),
+        "{} values and {} bytes aren't the same whole blocks",
+        row.len(),
+        out.len()
+    );
+    for (values, block) in values.iter().zip(blocks) {
+        encode(values, block);
     }
 }
 
@@ -66,6 +88,26 @@ fn q4_0(values: &[f32; LEN], block: &mut [u8]) {
     block[..2].copy_from_slice(&scale.to_le_bytes());
     for j in 0..LEN / 2 {
         block[2 + j] = codes[j] | codes[j + 16] << 4;
+    }
+}
+
+fn q5_1(values: &[f32; LEN], block: &mut [u8; 24]) {
+    let (scale, base, codes) = affine::block::<31>(values);
+    block[..2].copy_from_slice(&scale.to_le_bytes());
+    block[2..4].copy_from_slice(&base.to_le_bytes());
+    let high = (0..LEN).fold(0u32, |high, j| high | u32::from(codes[j] >> 4) << j);
+    block[4..8].copy_from_slice(&high.to_le_bytes());
+    for j in 0..LEN / 2 {
+        block[8 + j] = codes[j] & 0xf | codes[j + 16] << 4;
+    }
+}
+
+fn q4_1(values: &[f32; LEN], block: &mut [u8; 20]) {
+    let (scale, base, codes) = affine::block::<15>(values);
+    block[..2].copy_from_slice(&scale.to_le_bytes());
+    block[2..4].copy_from_slice(&base.to_le_bytes());
+    for j in 0..LEN / 2 {
+        block[4 + j] = codes[j] | codes[j + 16] << 4;
     }
 }
 
@@ -124,9 +166,14 @@ fn error<const HALF: i32>(values: &[f32; LEN], scale: f16) -> f32 {
 
 /// The code of `x`, counted from zero.
 fn code<const HALF: i32>(x: f32, inverse: f32) -> f32 {
-    // Adding and taking away 1.5 * 2^23 rounds to an integer, without a call that stops vectorizing.
+    round((x * inverse).clamp(-HALF as f32, (HALF - 1) as f32))
+}
+
+/// To the nearest integer, of numbers that are far below 2^22.
+fn round(x: f32) -> f32 {
+    // Adding and taking away 1.5 * 2^23 rounds, without a call that stops vectorizing.
     const ROUND: f32 = 12_582_912.0;
-    ((x * inverse).clamp(-HALF as f32, (HALF - 1) as f32) + ROUND) - ROUND
+    (x + ROUND) - ROUND
 }
 
 /// As a half, at most the largest finite one.
@@ -146,7 +193,24 @@ mod tests {
     use crate::synth::blocks::Rng;
     use leanstream_core::quant::decode;
 
-    const TYPES: [QuantType; 3] = [QuantType::Q8_0, QuantType::Q5_0, QuantType::Q4_0];
+    /// What normal values lose in each type, at most and, within a factor of two, at least.
+    const LOSSES: [(QuantType, f64); 11] = [
+        (QuantType::BF16, 0.002),
+        (QuantType::F16, 0.0003),
+        (QuantType::Q8_0, 0.006),
+        (QuantType::Q6_K, 0.022),
+        (QuantType::Q5_0, 0.042),
+        (QuantType::Q5_1, 0.04),
+        (QuantType::Q5_K, 0.04),
+        (QuantType::Q4_0, 0.084),
+        (QuantType::Q4_1, 0.08),
+        (QuantType::Q4_K, 0.08),
+        (QuantType::Q3_K, 0.18),
+    ];
+
+    fn types() -> impl Iterator<Item = QuantType> {
+        QuantType::ALL.into_iter().filter(|ty| encodes(*ty))
+    }
 
     fn round_trip(ty: QuantType, row: &[f32]) -> Vec<f32> {
         let mut bytes = vec![0; ty.row_bytes(row.len()).unwrap()];
@@ -167,8 +231,7 @@ mod tests {
     #[test]
     fn normal_values_lose_little() {
         let row = normal();
-        let types = TYPES.into_iter().chain([QuantType::Q2_K]);
-        for (ty, most) in types.zip([0.006, 0.042, 0.084, 0.28]) {
+        for (ty, most) in LOSSES.into_iter().chain([(QuantType::Q2_K, 0.28)]) {
             let loss = loss(&row, &round_trip(ty, &row));
             assert!(loss < most && loss > most / 2.0, "{ty}: {loss}");
         }
@@ -224,6 +287,41 @@ mod tests {
         assert_eq!(round_trip(QuantType::Q2_K, &row), row);
     }
 
+    /// The same with a base, in blocks of their own.
+    #[test]
+    fn what_a_block_with_a_base_can_hold_comes_back() {
+        for (ty, top) in [(QuantType::Q4_1, 15), (QuantType::Q5_1, 31)] {
+            for base in [-3.0, 0.25, 5.0] {
+                let row: Vec<f32> = (0..32)
+                    .map(|i| base + 0.25 * (i * 7 % (top + 1)) as f32)
+                    .collect();
+                assert_eq!(round_trip(ty, &row), row, "{ty} {base}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_larger_blocks_can_hold_comes_back() {
+        for (ty, top) in [(QuantType::Q4_K, 15), (QuantType::Q5_K, 31)] {
+            let row: Vec<f32> = (0..256)
+                .map(|i| {
+                    let (group, code) = (i / 32, i * 7 % (top + 1));
+                    0.5 * (63 - 8 * group) as f32 * code as f32 - 0.25 * (7 + 8 * group) as f32
+                })
+                .collect();
+            assert_eq!(round_trip(ty, &row), row, "{ty}");
+        }
+        for (ty, low, half) in [(QuantType::Q3_K, -32, 4), (QuantType::Q6_K, -128, 32)] {
+            let row: Vec<f32> = (0..256)
+                .map(|i| {
+                    let (group, code) = (i / 16, i % 16 * (2 * half - 1) / 15 - half);
+                    0.5 * (low + 3 * group) as f32 * code as f32
+                })
+                .collect();
+            assert_eq!(round_trip(ty, &row), row, "{ty}");
+        }
+    }
+
     #[test]
     fn extremes_stay_finite() {
         for row in [
@@ -231,15 +329,19 @@ mod tests {
             [f32::MIN_POSITIVE; 32],
             [-1e-30; 32],
             [f32::MAX; 32],
+            [-f32::MAX; 32],
             [1e30; 32],
+            std::array::from_fn(|i| if i % 2 == 0 { f32::MAX } else { -f32::MAX }),
         ] {
-            for ty in TYPES {
-                assert!(round_trip(ty, &row).iter().all(|x| x.is_finite()), "{ty}");
-            }
             let long = row.repeat(8);
-            let back = round_trip(QuantType::Q2_K, &long);
-            assert!(back.iter().all(|x| x.is_finite()), "{row:?}: {back:?}");
+            // Plain floats of 16 bits have no largest value to fall back on.
+            for ty in types().filter(|ty| !matches!(ty, QuantType::F16 | QuantType::BF16)) {
+                let back = round_trip(ty, &long);
+                assert!(back.iter().all(|x| x.is_finite()), "{ty} {row:?}: {back:?}");
+            }
         }
-        assert_eq!(round_trip(QuantType::Q4_0, &[0.0; 32]), [0.0; 32]);
+        for ty in types() {
+            assert_eq!(round_trip(ty, &[0.0; 256]), [0.0; 256], "{ty}");
+        }
     }
 }

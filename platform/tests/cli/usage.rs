@@ -31,6 +31,7 @@ fn help_and_version_are_output() {
         "inspect",
         "verify",
         "bench",
+        "merge",
         "demo",
     ] {
         assert!(help.contains(command), "{command}");

@@ -1,0 +1,127 @@
+//! `leanstream merge`: adapters become part of a model.
+
+use leanstream_core::quant::QuantType;
+use serde_json::json;
+
+use super::args::{LoraArg, PathArg};
+use super::output::{print, say};
+use super::pack::Line;
+use crate::budget::Resident;
+use crate::error::{Error, mib};
+use crate::pack::quantize::encodes;
+use crate::run::lora::Use;
+use crate::tune::merge::{self, Options, Report};
+
+/// Merge LoRA adapters into a model: a new GGUF file that runs without them.
+#[derive(argh::FromArgs)]
+#[argh(subcommand, name = "merge")]
+pub struct Merge {
+    /// the model: a GGUF file, or any shard of a split one
+    #[argh(option, short = 'm', long = "model")]
+    model: PathArg,
+    /// a LoRA adapter (GGUF) to merge, FILE or FILE:SCALE; may be given several times
+    #[argh(option)]
+    lora: Vec<LoraArg>,
+    /// the new model; a file of that name is replaced when it is complete
+    #[argh(option, short = 'o')]
+    out: PathArg,
+    /// type of the merged matrices, such as q8_0 or f16 (default: each keeps its own; rounding to few bits
+    /// again costs a part of what the adapter learned)
+    #[argh(option, long = "type")]
+    ty: Option<String>,
+    /// threads (default: one a core)
+    #[argh(option, short = 't')]
+    threads: Option<usize>,
+    /// print one JSON object
+    #[argh(switch)]
+    json: bool,
+}
+
+impl Merge {
+    pub(super) fn execute(&self) -> Result<(), Error> {
+        if self.lora.is_empty() {
+            return Err(Error::Usage(
+                "give an adapter to merge: --lora FILE[:SCALE]".into(),
+            ));
+        }
+        let threads = match self.threads {
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+            Some(threads @ 1..=1024) => threads,
+            Some(_) => return Err(Error::Usage("--threads: from 1 to 1024".into())),
+        };
+        let uses: Vec<Use> = self.lora.iter().map(|lora| lora.0.clone()).collect();
+        let options = Options {
+            uses: &uses,
+            ty: self.ty()?,
+            threads,
+        };
+        let mut line = Line::new();
+        let merged = merge::merge(
+            &self.model.0,
+            &self.out.0,
+            &options,
+            &mut |what, done, all| line.show(what, done, all),
+        );
+        line.clear();
+        self.tell(&merged?)
+    }
+
+    fn ty(&self) -> Result<Option<QuantType>, Error> {
+        let Some(name) = &self.ty else {
+            return Ok(None);
+        };
+        let mut types = QuantType::ALL.into_iter().filter(|ty| encodes(*ty));
+        match types
+            .clone()
+            .find(|ty| ty.name().eq_ignore_ascii_case(name))
+        {
+            Some(ty) => Ok(Some(ty)),
+            None => {
+                let first = types
+                    .next()
+                    .map_or(String::new(), |ty| ty.name().to_ascii_lowercase());
+                let all = types.fold(first, |all, ty| {
+                    all + ", " + &ty.name().to_ascii_lowercase()
+                });
+                Err(Error::Usage(format!(
+                    "--type: matrices can't be stored as '{name}'; {all}"
+                )))
+            }
+        }
+    }
+
+    fn tell(&self, report: &Report) -> Result<(), Error> {
+        for (ty, count) in &report.instead {
+            say(&format!(
+                "leanstream: {count} matrices are Q8_0 now: nothing is quantized to {ty}; --type chooses another type"
+            ));
+        }
+        say(&format!(
+            "{}: {}, {} matrices changed by {:.3}% and stored with an error of {:.3}%",
+            self.out.0.display(),
+            mib(report.bytes),
+            report.merged,
+            100.0 * report.change,
+            100.0 * report.loss,
+        ));
+        if report.loss > report.change {
+            say(
+                "leanstream: that error is larger than the change, so a part of what the adapter learned may be lost; \
+                 --type q8_0 (or f16) keeps more of it",
+            );
+        }
+        if !self.json {
+            return Ok(());
+        }
+        let summary = json!({
+            "source": self.model.0.to_string_lossy(),
+            "out": self.out.0.to_string_lossy(),
+            "bytes": report.bytes,
+            "merged": report.merged,
+            "change": report.change,
+            "loss": report.loss,
+            "peak_rss_bytes": Resident::read().map_or(0, |resident| resident.peak),
+        });
+        print(&format!("{summary}\n"))
+    }
+}
