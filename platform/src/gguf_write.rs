@@ -2,6 +2,7 @@
 //! model is never held in memory; the file grows aside, under `NAME.tmp`, and takes its name only
 //! when it is complete and on flash. A crash or a full disk leaves the old file as it was.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -117,8 +118,12 @@ impl Header {
             alignment: gguf.alignment(),
             ..Self::new()
         };
-        for (key, value) in gguf.metadata().filter(|(key, _)| wanted(key)) {
-            header.value(key, &value);
+        let mut taken = HashSet::new();
+        for (key, value) in gguf.metadata() {
+            // Of a key that stands twice, the first counts.
+            if wanted(key) && taken.insert(key) {
+                header.value(key, &value);
+            }
         }
         header
     }
