@@ -6,12 +6,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use leanstream_core::act::Width;
-use leanstream_core::act::codec::{
-    Bits, Key, Meta, NotFinite, Range, float, quantize, quantize_ranged,
-};
+use leanstream_core::act::codec::{Bits, Key, Meta, NotFinite, Range, float};
 
+use super::codec::{Coding, Run};
 use super::place::chunks;
-use super::saved::{SaveError, Saved, View};
+use super::saved::{RUN_GROUPS, SaveError, Saved, View};
 
 /// No element.
 const NONE: u64 = u64::MAX;
@@ -108,61 +107,74 @@ impl<'s, 'm> Filling<'s, 'm> {
             let was = saved.claimed[row / 64].fetch_or(bit, Ordering::Relaxed);
             assert_eq!(was & bit, 0, "row {row} is given once");
         }
-        let groups = grouping.groups(first)..grouping.groups(first + rows);
-        let start = grouping.elements(0..groups.start).end;
-        let ranges = ranges.map(|ranges| (groups.start, ranges));
-        for (chunk, groups) in chunks(groups, view.layout.chunk_groups) {
+        match Bits::of(view.width) {
+            Some(bits) => self.write_codes(bits, first, x, ranges),
+            None => self.write_floats(first, x),
+        }
+    }
+
+    fn write_codes(&self, bits: Bits, first: usize, x: &[f32], ranges: Option<&[Range]>) {
+        let (saved, view) = (&*self.saved, &self.view);
+        let grouping = view.layout.grouping;
+        let rows = x.len() / grouping.cols();
+        let all = grouping.groups(first)..grouping.groups(first + rows);
+        let start = first * grouping.cols();
+        let coding = Coding {
+            bits,
+            key: self.key,
+        };
+        for (chunk, groups) in chunks(all.clone(), view.layout.chunk_groups) {
             let base = chunk * view.layout.chunk_groups;
             for run in saved.runs(view, chunk, groups) {
-                let code = |codes: &mut [u8]| {
-                    for (group, codes) in run
-                        .groups
-                        .clone()
-                        .zip(codes.chunks_exact_mut(run.group_bytes))
-                    {
-                        let group = base + group;
-                        let at = grouping.elements(group..group + 1);
-                        let x = &x[at.start - start..at.end - start];
-                        let range = ranges.map(|(first, ranges)| ranges[group - first]);
-                        self.group(group, x, range, codes);
-                    }
-                };
                 // SAFETY: the store is borrowed exclusively by this filling; among its threads, rows
                 // were just claimed, and groups and their bytes belong to one row each.
-                unsafe { run.write(saved.pages, code) };
+                let mut codes = unsafe { run.write(saved.pages) };
+                let run = Run {
+                    grouping,
+                    first: base + run.units.start,
+                    groups: run.units.len(),
+                };
+                let mut metas = [Meta::default(); RUN_GROUPS];
+                let metas = &mut metas[..run.groups];
+                let at = run.elements();
+                let x = &x[at.start - start..at.end - start];
+                let vector = saved.vector;
+                let done = match ranges {
+                    Some(ranges) => {
+                        let ranges = &ranges[run.first - all.start..][..run.groups];
+                        vector.quantize_ranged(run, coding, x, ranges, metas, &mut codes)
+                    }
+                    None => vector.quantize(run, coding, x, metas, &mut codes),
+                };
+                if let Err(NotFinite { element }) = done {
+                    self.failed.fetch_min(element as u64, Ordering::Relaxed);
+                    return;
+                }
+                let slab = &saved.metas[view.first_group + run.first..];
+                for (slab, meta) in slab.iter().zip(metas) {
+                    slab.store(u32::from_le_bytes(meta.to_bytes()), Ordering::Relaxed);
+                }
             }
         }
     }
 
-    /// Codes of one group, and its metadata.
-    fn group(&self, group: usize, x: &[f32], range: Option<Range>, codes: &mut [u8]) {
-        let view = &self.view;
-        let Some(bits) = Bits::of(view.width) else {
-            let bytes = view.width.bits() as usize / 8;
-            let (codes, rest) = codes.split_at_mut(bytes * x.len());
-            rest.fill(0);
-            match view.width {
-                Width::Bf16 => float::encode_bf16(x, codes),
-                _ => float::encode_f32(x, codes),
-            }
-            return;
-        };
-        let first = group * view.layout.grouping.group();
-        let meta = match range {
-            Some(range) => quantize_ranged(x, range, bits, self.key, first, codes),
-            None => quantize(x, bits, self.key, first, codes),
-        };
-        match meta {
-            Ok(meta) => self.note(group, meta),
-            Err(NotFinite { element }) => {
-                self.failed.fetch_min(element as u64, Ordering::Relaxed);
+    fn write_floats(&self, first: usize, x: &[f32]) {
+        let (saved, view) = (&*self.saved, &self.view);
+        let start = first * view.layout.grouping.cols();
+        let mut rest = x;
+        for (chunk, units) in chunks(start..start + x.len(), view.layout.chunk_elements()) {
+            for run in saved.runs(view, chunk, units) {
+                // SAFETY: as for codes: elements belong to one row each.
+                for bytes in unsafe { run.write(saved.pages) } {
+                    let (x, others) = rest.split_at(bytes.len() * 8 / view.width.bits() as usize);
+                    rest = others;
+                    match view.width {
+                        Width::Bf16 => saved.vector.to_bf16(x, bytes),
+                        _ => float::encode_f32(x, bytes),
+                    }
+                }
             }
         }
-    }
-
-    fn note(&self, group: usize, meta: Meta) {
-        let bits = u32::from_le_bytes(meta.to_bytes());
-        self.saved.metas[self.view.first_group + group].store(bits, Ordering::Relaxed);
     }
 }
 

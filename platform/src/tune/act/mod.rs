@@ -1,7 +1,7 @@
 //! The bytes of saved activations: what [`leanstream_core::act`] decides is done here.
 //!
-//! - [`codec`]: kernels that quantize, decode and shrink.
 //! - [`pages`]: the arena; memory that can be given back.
+//! - [`codec`]: kernels that quantize, decode and shrink.
 //! - [`room`]: all memory of a store, made before the first step.
 //! - [`saved`]: the store; [`filling`]: a tensor on its way into it.
 

@@ -1,111 +1,89 @@
-//! Where the bytes of a chunk are: its pages, in order, with groups of equal size from the first byte
-//! on. A group may lie across the end of a page; it is then read and written through a copy.
+//! Where the bytes of a chunk are: its pages, in order, with *units* of equal size from the first byte on:
+//! groups of codes, or single floats.
 
 use std::ops::Range;
 
-use leanstream_core::act::codec::{Bits, Counter, GROUP_MAX, shrink};
+use leanstream_core::act::codec::{Bits, Counter};
 use leanstream_core::act::pool::{PageId, Pool, Shrink};
 
 use super::pages::Pages;
+use super::room::CHUNK_MAX;
+use crate::cpu::vector::Vector;
 
-/// Bytes of the longest group at the greatest width. No page is shorter.
-pub(super) const GROUP_BYTES_MAX: usize = 4 * GROUP_MAX;
+/// Pages that a run lies in, at most.
+const SPANS: usize = 5;
 
-/// Groups of one chunk that lie one after the other in a page; or a single one that lies across its end.
+/// Pages of the largest chunk of codes.
+const CHUNK_PAGES_MAX: usize = 8 * CHUNK_MAX;
+
+/// Some units of one chunk, and where their bytes are.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Run {
     /// Counted in the chunk.
-    pub(super) groups: Range<usize>,
-    /// Bytes of each.
-    pub(super) group_bytes: usize,
-    page: PageId,
-    at: usize,
-    /// Of the only group, the part that is in the next page.
-    beyond: Option<(PageId, usize)>,
+    pub(super) units: Range<usize>,
+    /// In order; the rest is empty.
+    spans: [(PageId, Range<usize>); SPANS],
 }
 
 impl Run {
-    /// The run's bytes; `room` serves where they are in two pages.
+    /// The run's bytes, page by page.
     ///
     /// # Safety
     /// Nobody writes these bytes while the result lives.
-    pub(super) unsafe fn read<'a>(
-        &self,
-        pages: &'a Pages,
-        room: &'a mut [u8; GROUP_BYTES_MAX],
-    ) -> &'a [u8] {
-        let (here, beyond) = self.parts();
+    pub(super) unsafe fn read<'a>(&self, pages: &'a Pages) -> [&'a [u8]; SPANS] {
         // SAFETY: the caller's promise.
-        let first = unsafe { pages.bytes(self.page, self.at..self.at + here) };
-        let Some((page, len)) = beyond else {
-            return first;
-        };
-        // SAFETY: the caller's promise.
-        let second = unsafe { pages.bytes(page, 0..len) };
-        room[..here].copy_from_slice(first);
-        room[here..here + len].copy_from_slice(second);
-        &room[..here + len]
+        std::array::from_fn(|i| unsafe { pages.bytes(self.spans[i].0, self.spans[i].1.clone()) })
     }
 
-    /// Has `f` write the run's bytes.
+    /// The run's bytes, page by page, to be written.
     ///
     /// # Safety
-    /// Nobody else reads or writes these bytes meanwhile.
-    pub(super) unsafe fn write<R>(&self, pages: &Pages, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        let (here, beyond) = self.parts();
-        // SAFETY: the caller's promise.
-        let first = unsafe { pages.bytes_mut(self.page, self.at..self.at + here) };
-        let Some((page, len)) = beyond else {
-            return f(first);
-        };
-        // SAFETY: the caller's promise.
-        let second = unsafe { pages.bytes_mut(page, 0..len) };
-        let mut room = [0; GROUP_BYTES_MAX];
-        let result = f(&mut room[..here + len]);
-        first.copy_from_slice(&room[..here]);
-        second.copy_from_slice(&room[here..here + len]);
-        result
-    }
-
-    /// Bytes in the first page, and what is in the second.
-    fn parts(&self) -> (usize, Option<(PageId, usize)>) {
-        let bytes = self.groups.len() * self.group_bytes;
-        match self.beyond {
-            None => (bytes, None),
-            Some((page, len)) => (bytes - len, Some((page, len))),
-        }
+    /// Nobody else reads or writes these bytes while the result lives.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "threads write disjoint parts of pages; the contract says so"
+    )]
+    pub(super) unsafe fn write<'a>(&self, pages: &'a Pages) -> [&'a mut [u8]; SPANS] {
+        // SAFETY: the caller's promise; spans don't overlap.
+        std::array::from_fn(|i| unsafe {
+            pages.bytes_mut(self.spans[i].0, self.spans[i].1.clone())
+        })
     }
 }
 
-/// Some groups of a chunk, run by run.
+/// Some units of a chunk, run by run.
 pub(super) struct Runs<P> {
     pages: P,
     page_bytes: usize,
-    group_bytes: usize,
-    groups: Range<usize>,
+    unit_bytes: usize,
+    units: Range<usize>,
+    units_max: usize,
+    /// Where the next unit begins.
     page: PageId,
-    /// Where the next group begins.
     at: usize,
 }
 
 impl<P: Iterator<Item = PageId>> Runs<P> {
-    /// Groups `groups` of the chunk that has these pages, from its first.
+    /// Units `units`, of `unit_bytes` each, of the chunk that has these pages, counted from its first;
+    /// at most `units_max` a run.
     ///
     /// # Panics
-    /// It has too few.
+    /// The chunk has too few pages.
     pub(super) fn new(
         mut pages: P,
         page_bytes: usize,
-        group_bytes: usize,
-        groups: Range<usize>,
+        unit_bytes: usize,
+        units: Range<usize>,
+        units_max: usize,
     ) -> Self {
-        let start = groups.start * group_bytes;
+        let start = units.start * unit_bytes;
         let page = pages.nth(start / page_bytes).expect("a page of the chunk");
         Self {
             pages,
             page_bytes,
-            group_bytes,
-            groups,
+            unit_bytes,
+            units,
+            units_max,
             page,
             at: start % page_bytes,
         }
@@ -116,62 +94,64 @@ impl<P: Iterator<Item = PageId>> Iterator for Runs<P> {
     type Item = Run;
 
     fn next(&mut self) -> Option<Run> {
-        if self.groups.is_empty() {
+        if self.units.is_empty() {
             return None;
         }
-        if self.at == self.page_bytes {
-            (self.page, self.at) = (self.pages.next().expect("as many pages"), 0);
+        let wanted = self.units.len().min(self.units_max) * self.unit_bytes;
+        let mut spans = std::array::from_fn(|_| (self.page, 0..0));
+        let (mut bytes, mut last) = (0, 0);
+        for (i, span) in spans.iter_mut().enumerate() {
+            if bytes == wanted {
+                break;
+            }
+            if self.at == self.page_bytes {
+                (self.page, self.at) = (self.pages.next().expect("as many pages"), 0);
+            }
+            let len = (self.page_bytes - self.at).min(wanted - bytes);
+            *span = (self.page, self.at..self.at + len);
+            self.at += len;
+            bytes += len;
+            last = i;
         }
-        let left = self.page_bytes - self.at;
-        let (page, at, first) = (self.page, self.at, self.groups.start);
-        let (count, beyond) = match left / self.group_bytes {
-            0 => {
-                let len = self.group_bytes - left;
-                (self.page, self.at) = (self.pages.next().expect("as many pages"), len);
-                (1, Some((self.page, len)))
-            }
-            fit => {
-                let count = fit.min(self.groups.len());
-                self.at += count * self.group_bytes;
-                (count, None)
-            }
-        };
-        self.groups.start += count;
+        // What doesn't make a whole unit is for the next run. It is less than a page, and the last span is a whole
+        // one then.
+        let part = bytes % self.unit_bytes;
+        spans[last].1.end -= part;
+        self.at -= part;
+        let first = self.units.start;
+        self.units.start += bytes / self.unit_bytes;
         Some(Run {
-            groups: first..first + count,
-            group_bytes: self.group_bytes,
-            page,
-            at,
-            beyond,
+            units: first..self.units.start,
+            spans,
         })
     }
 }
 
-/// `groups` of a tensor, chunk by chunk: which chunk, and which groups counted in it.
+/// `units` of a tensor, chunk by chunk: which chunk, and which units counted in it.
 pub(super) fn chunks(
-    groups: Range<usize>,
+    units: Range<usize>,
     per_chunk: usize,
 ) -> impl Iterator<Item = (usize, Range<usize>)> {
-    let mut at = groups.start;
+    let mut at = units.start;
     std::iter::from_fn(move || {
         let chunk = at / per_chunk;
         let base = chunk * per_chunk;
-        let end = (base + per_chunk).min(groups.end);
+        let end = (base + per_chunk).min(units.end);
         let part = at - base..end - base;
-        (at < groups.end).then(|| {
+        (at < units.end).then(|| {
             at = end;
             (chunk, part)
         })
     })
 }
 
-/// Requantizes a chunk in place, page by page: what a page holds goes to the front, then to where it
-/// belongs in a page before, whose codes have been read by then. `first` is the number of the chunk's
-/// first element.
+/// Requantizes a chunk in place: its codes move to the front of its pages. `first` is the number of the
+/// chunk's first element.
 ///
 /// # Safety
 /// Nobody else reads or writes the chunk's pages meanwhile.
 pub(super) unsafe fn shrink_chunk(
+    vector: Vector,
     pool: &Pool<'_>,
     pages: &Pages,
     action: Shrink,
@@ -180,36 +160,22 @@ pub(super) unsafe fn shrink_chunk(
 ) {
     let bits = |width| Bits::of(width).expect("only codes shrink");
     let (from, to) = (bits(action.from), bits(action.to));
-    let key = counter.shrinking(from, to);
-    let page_bytes = pages.page_bytes();
-    let per_page = from.elements(page_bytes);
-    let chunk = || pool.pages(action.tensor, action.chunk).expect("held");
-    let mut targets = chunk();
-    let mut target = targets.next().expect("a chunk has a page");
-    let mut at = 0;
-    for (number, page) in chunk().enumerate() {
-        let done = number * per_page;
-        let elements = per_page.min(action.elements as usize - done);
-        // SAFETY: the caller's promise; the slice ends before the next one is made.
-        let codes = unsafe { pages.bytes_mut(page, 0..from.bytes(elements)) };
-        shrink(codes, elements, from, to, key, first + done);
-        let len = to.bytes(elements);
-        if at == page_bytes {
-            (target, at) = (targets.next().expect("fewer pages than before"), 0);
-        }
-        if number > 0 {
-            // SAFETY: the caller's promise. Page `number` is another page than the target, which is a
-            // page before it: a page is at most half full of what it held.
-            let (codes, to) = unsafe {
-                (
-                    pages.bytes(page, 0..len),
-                    pages.bytes_mut(target, at..at + len),
-                )
-            };
-            to.copy_from_slice(codes);
-        }
-        at += len;
+    let elements = action.elements as usize;
+    let mut parts: [&mut [u8]; CHUNK_PAGES_MAX] = std::array::from_fn(|_| &mut [][..]);
+    let chunk = pool.pages(action.tensor, action.chunk).expect("held");
+    for (part, page) in parts.iter_mut().zip(chunk) {
+        // SAFETY: the caller's promise; a chunk's pages are different ones.
+        *part = unsafe { pages.bytes_mut(page, 0..pages.page_bytes()) };
     }
+    let parts = &mut parts[..action.pages_from as usize];
+    vector.shrink_codes(
+        elements,
+        from,
+        to,
+        counter.shrinking(from, to),
+        first,
+        parts,
+    );
 }
 
 #[cfg(test)]
@@ -217,66 +183,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_follow_each_other_over_pages() {
+    fn units_follow_each_other_over_pages() {
         let page_bytes = 4096;
-        for group_bytes in [1, 24, 96, 192, 256, 320, 1024] {
-            let all = 5 * page_bytes / group_bytes;
-            for first in [0, 1, 7, all / 2, all - 1] {
-                let ids = [4, 0, 7, 2, 9].map(PageId);
-                let runs = Runs::new(ids.into_iter(), page_bytes, group_bytes, first..all);
-                let mut next = first;
-                for run in runs {
-                    assert_eq!(run.groups.start, next);
-                    next = run.groups.end;
-                    let start = run.groups.start * group_bytes;
-                    assert_eq!(run.page, ids[start / page_bytes]);
-                    assert_eq!(run.at, start % page_bytes);
-                    let end = run.at + run.groups.len() * group_bytes;
-                    match run.beyond {
-                        None => assert!(end <= page_bytes),
-                        Some((page, len)) => {
-                            assert_eq!(run.groups.len(), 1);
-                            assert_eq!(page, ids[start / page_bytes + 1]);
-                            assert_eq!(end, page_bytes + len);
+        for unit_bytes in [1, 2, 4, 24, 96, 192, 256] {
+            let all = 9 * page_bytes / unit_bytes;
+            for units_max in [64, usize::MAX] {
+                for first in [0, 1, 7, all / 2, all - 1] {
+                    let ids = [4, 0, 7, 2, 9, 1, 3, 8, 5].map(PageId);
+                    let runs = Runs::new(
+                        ids.into_iter(),
+                        page_bytes,
+                        unit_bytes,
+                        first..all,
+                        units_max,
+                    );
+                    let mut next = first * unit_bytes;
+                    for run in runs {
+                        assert_eq!(run.units.start * unit_bytes, next);
+                        assert!(!run.units.is_empty() && run.units.len() <= units_max);
+                        for (page, bytes) in run.spans.iter().filter(|(_, b)| !b.is_empty()) {
+                            assert_eq!(*page, ids[next / page_bytes]);
+                            assert_eq!(bytes.start, next % page_bytes);
+                            assert!(bytes.end <= page_bytes);
+                            next += bytes.len();
                         }
+                        assert_eq!(run.units.end * unit_bytes, next);
                     }
+                    assert_eq!(next, all * unit_bytes);
                 }
-                assert_eq!(next, all);
             }
         }
     }
 
     #[test]
-    fn groups_are_cut_at_chunks() {
+    fn units_are_cut_at_chunks() {
         let cut: Vec<_> = chunks(3..25, 10).collect();
         assert_eq!(cut, [(0, 3..10), (1, 0..10), (2, 0..5)]);
         assert_eq!(chunks(10..20, 10).collect::<Vec<_>>(), [(1, 0..10)]);
         assert_eq!(chunks(7..7, 10).count(), 0);
-    }
-
-    #[test]
-    fn bytes_go_where_they_come_from() {
-        let mut pages = Pages::new(2, Pages::least_bytes()).unwrap();
-        let size = pages.page_bytes();
-        let run = Run {
-            groups: 3..4,
-            group_bytes: 40,
-            page: PageId(1),
-            at: size - 12,
-            beyond: Some((PageId(0), 28)),
-        };
-        let mut room = [0; GROUP_BYTES_MAX];
-        let arena = &mut pages;
-        // SAFETY: the arena is borrowed exclusively, and one thread uses it.
-        unsafe {
-            run.write(arena, |bytes| {
-                assert_eq!(bytes.len(), 40);
-                (0..40).for_each(|i| bytes[i] = i as u8 + 1);
-            });
-            let bytes = run.read(arena, &mut room);
-            assert!(bytes.iter().zip(1..=40).all(|(a, b)| *a == b));
-            assert_eq!(arena.bytes(PageId(1), size - 12..size)[11], 12);
-            assert_eq!(arena.bytes(PageId(0), 0..28)[0], 13);
-        }
     }
 }

@@ -10,7 +10,7 @@ use leanstream_core::act::tables::{self, Chunk, Page, Shape, Tables, Tensor};
 use super::pages::Pages;
 
 /// A chunk has at most this many times the elements that a page has bits.
-const CHUNK_MAX: usize = 4;
+pub(super) const CHUNK_MAX: usize = 8;
 
 /// How a tensor (rows, cols) is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,7 +26,7 @@ pub struct Layout {
 impl Layout {
     /// Of a tensor (rows, cols) in pages of `page_bytes`.
     ///
-    /// A chunk holds whole groups. Where these don't fill the pages, it has up to four times as
+    /// A chunk holds whole groups. Where these don't fill the pages, it has up to eight times as
     /// many elements as a page has bits, so that less is left over.
     ///
     /// # Panics
@@ -65,16 +65,23 @@ impl Layout {
         self.grouping.groups(self.rows)
     }
 
+    /// Elements of a chunk, but for the last, padding counted.
+    pub(super) fn chunk_elements(&self) -> usize {
+        self.chunk_groups * self.grouping.group()
+    }
+
     /// As the pool sees it, at `width`.
     pub fn shape(&self, width: Width) -> Shape {
+        let (elements, groups) = if width.is_codes() {
+            (self.grouping.padded(self.rows), self.groups())
+        } else {
+            // Floats need no padding.
+            (self.rows * self.grouping.cols(), 0)
+        };
         Shape {
-            elements: self.grouping.padded(self.rows) as u64,
-            chunk_elements: (self.chunk_groups * self.grouping.group()) as u32,
-            groups: if width.is_codes() {
-                self.groups() as u32
-            } else {
-                0
-            },
+            elements: elements as u64,
+            chunk_elements: self.chunk_elements() as u32,
+            groups: groups as u32,
         }
     }
 
@@ -219,7 +226,7 @@ mod tests {
         let layout = Layout::of(512, 576, 4096);
         assert_eq!(layout.chunk_groups, 512);
         assert_eq!(layout.pages(4096), [9, 18, 36, 72, 144, 288]);
-        for (cols, pages) in [(192, 3), (1536, 24), (640, 10), (2048, 32), (960, 15)] {
+        for (cols, pages) in [(192, 3), (1536, 24), (640, 10), (2048, 32), (960, 16)] {
             assert_eq!(Layout::of(512, cols, 4096).pages(4096)[0], pages, "{cols}");
         }
         // Little is lost where nothing fits.

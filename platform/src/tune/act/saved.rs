@@ -11,14 +11,16 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use leanstream_core::act::Width;
 use leanstream_core::act::allot::victim;
-use leanstream_core::act::codec::{Bits, Counter, Meta, decode, float};
+use leanstream_core::act::codec::{Bits, Counter, Meta, float};
 use leanstream_core::act::error::PoolError;
 use leanstream_core::act::pool::{PageId, Pool, Shrink, TensorId};
 
+use super::codec;
 use super::filling::Filling;
 use super::pages::Pages;
-use super::place::{GROUP_BYTES_MAX, Runs, chunks, shrink_chunk};
+use super::place::{Runs, chunks, shrink_chunk};
 use super::room::{Entry, Layout, Lent, Room};
+use crate::cpu::vector::Vector;
 use crate::tune::team::{Sheet, Team};
 
 /// A fork's block has about this many elements: enough to outweigh the fork, few enough for L1.
@@ -111,9 +113,13 @@ pub struct Saved<'m> {
     pub(super) metas: &'m [AtomicU32],
     pub(super) claimed: &'m [AtomicU64],
     entries: &'m mut [Option<Entry>],
+    pub(super) vector: Vector,
     seed: u64,
     step: u64,
 }
+
+/// Groups that are quantized or decoded at once, at most.
+pub(super) const RUN_GROUPS: usize = 64;
 
 /// A held tensor, as it is read and written.
 #[derive(Clone, Copy)]
@@ -146,6 +152,7 @@ impl<'m> Saved<'m> {
             metas,
             claimed,
             entries,
+            vector: Vector::detect(),
             seed,
             step: 0,
         })
@@ -456,7 +463,7 @@ impl<'m> Saved<'m> {
         pages: u32,
     ) -> Result<u32, PoolError> {
         let view = self.view(tensor)?;
-        let all = view.layout.groups().div_ceil(view.layout.chunk_groups) as u32;
+        let all = view.layout.shape(view.width).chunks();
         let (mut end, mut freed) = (0, 0);
         while end < all && freed < pages {
             if self.pool.width(tensor, end)? == from {
@@ -467,10 +474,11 @@ impl<'m> Saved<'m> {
         let saved = &*self;
         team.each(end as usize, &|chunk, _| {
             if let Some(shrink) = saved.planned(tensor, chunk as u32, from, to) {
-                let first = chunk * view.layout.chunk_groups * view.layout.grouping.group();
+                let first = chunk * view.layout.chunk_elements();
+                let (pool, pages) = (&saved.pool, &*saved.pages);
                 // SAFETY: the store is borrowed exclusively by the caller, and no other chunk of this
                 // fork has these pages.
-                unsafe { shrink_chunk(&saved.pool, saved.pages, shrink, &view.counter, first) };
+                unsafe { shrink_chunk(saved.vector, pool, pages, shrink, &view.counter, first) };
             }
         });
         let mut shrunk = 0;
@@ -488,46 +496,79 @@ impl<'m> Saved<'m> {
         (shrink.from == from).then_some(shrink)
     }
 
-    /// Where the groups of one chunk are.
+    /// Where units of one chunk are: groups of codes, or floats.
     pub(super) fn runs(
         &self,
         view: &View,
         chunk: usize,
-        groups: Range<usize>,
+        units: Range<usize>,
     ) -> Runs<impl Iterator<Item = PageId>> {
         let width = self.pool.width(view.tensor, chunk as u32).expect("held");
-        let group_bytes = view.layout.grouping.group() / 8 * width.bits() as usize;
+        let (unit, units_max) = if width.is_codes() {
+            (view.layout.grouping.group(), RUN_GROUPS)
+        } else {
+            (1, usize::MAX)
+        };
+        let unit_bytes = unit * width.bits() as usize / 8;
         let pages = self.pool.pages(view.tensor, chunk as u32).expect("held");
-        Runs::new(pages, self.pages.page_bytes(), group_bytes, groups)
+        Runs::new(pages, self.pages.page_bytes(), unit_bytes, units, units_max)
     }
 
     /// Values of rows from `first` on. Shapes: `out` (some rows, cols).
     fn decode(&self, view: &View, first: usize, out: &mut [f32]) {
-        let grouping = &view.layout.grouping;
+        match Bits::of(view.width) {
+            Some(encoded) => self.decode_codes(view, encoded, first, out),
+            None => self.decode_floats(view, first, out),
+        }
+    }
+
+    fn decode_codes(&self, view: &View, encoded: Bits, first: usize, out: &mut [f32]) {
+        let grouping = view.layout.grouping;
         let rows = out.len() / grouping.cols();
         let groups = grouping.groups(first)..grouping.groups(first + rows);
-        let start = grouping.elements(0..groups.start).end;
+        let start = first * grouping.cols();
         for (chunk, groups) in chunks(groups, view.layout.chunk_groups) {
             let width = self.pool.width(view.tensor, chunk as u32).expect("held");
+            let stored = Bits::of(width).expect("codes shrink to codes");
             let base = chunk * view.layout.chunk_groups;
             for run in self.runs(view, chunk, groups) {
-                let mut room = [0; GROUP_BYTES_MAX];
                 // SAFETY: who writes pages borrows the store exclusively, or is a `Filling`, which
-                // borrows it too.
-                let codes = unsafe { run.read(self.pages, &mut room) };
-                for (group, codes) in run.groups.clone().zip(codes.chunks_exact(run.group_bytes)) {
-                    let at = grouping.elements(base + group..base + group + 1);
-                    let out = &mut out[at.start - start..at.end - start];
-                    match Bits::of(view.width) {
-                        Some(encoded) => {
-                            let meta = meta_of(&self.metas[view.first_group + base + group]);
-                            let stored = Bits::of(width).expect("codes shrink to codes");
-                            decode(codes, stored, meta, encoded, out);
-                        }
-                        None if width == Width::Bf16 => {
-                            float::decode_bf16(&codes[..2 * out.len()], out);
-                        }
-                        None => float::decode_f32(&codes[..4 * out.len()], out),
+                // does too.
+                let codes = unsafe { run.read(self.pages) };
+                let run = codec::Run {
+                    grouping,
+                    first: base + run.units.start,
+                    groups: run.units.len(),
+                };
+                let mut metas = [Meta::default(); RUN_GROUPS];
+                let metas = &mut metas[..run.groups];
+                for (meta, slab) in metas
+                    .iter_mut()
+                    .zip(&self.metas[view.first_group + run.first..])
+                {
+                    *meta = meta_of(slab);
+                }
+                let at = run.elements();
+                let out = &mut out[at.start - start..at.end - start];
+                self.vector
+                    .dequantize(run, encoded, stored, metas, &codes, out);
+            }
+        }
+    }
+
+    fn decode_floats(&self, view: &View, first: usize, out: &mut [f32]) {
+        let start = first * view.layout.grouping.cols();
+        let mut rest = out;
+        for (chunk, units) in chunks(start..start + rest.len(), view.layout.chunk_elements()) {
+            for run in self.runs(view, chunk, units) {
+                // SAFETY: as above.
+                for bytes in unsafe { run.read(self.pages) } {
+                    let count = bytes.len() * 8 / view.width.bits() as usize;
+                    let (out, others) = std::mem::take(&mut rest).split_at_mut(count);
+                    rest = others;
+                    match view.width {
+                        Width::Bf16 => self.vector.from_bf16(bytes, out),
+                        _ => float::decode_f32(bytes, out),
                     }
                 }
             }
