@@ -340,6 +340,7 @@ fn shrinking_in_place_keeps_mean_and_variance() {
     let x: [f32; 64] = random.group(1.0, 0.0);
     let n = 4096;
     let (mut sum, mut square, mut expected) = ([0.0f64; 64], [0.0f64; 3], [0.0f64; 3]);
+    let mut total_square = [0.0f64; 3];
     let targets = [Bits::Four, Bits::Two, Bits::One];
     for seed in 0..n {
         let counter = Counter { seed, ..COUNTER };
@@ -353,9 +354,11 @@ fn shrinking_in_place_keeps_mean_and_variance() {
             let mut out = [0.0; 64];
             decode(&codes, to, meta, Bits::Eight, &mut out);
             let step = f64::from(meta.step(Bits::Eight, to));
+            let mut total = 0.0;
             for i in 0..64 {
                 let error = f64::from(out[i]) - f64::from(x[i]);
                 square[j] += error * error;
+                total += error;
                 if to == Bits::One {
                     sum[i] += error / step;
                 }
@@ -363,13 +366,17 @@ fn shrinking_in_place_keeps_mean_and_variance() {
                 let p = at - (at as u64) as f64;
                 expected[j] += step * step * p * (1.0 - p);
             }
+            total_square[j] += total * total;
         }
     }
-    for (square, expected) in square.iter().zip(expected) {
+    let bound = 4.5 * root(2.0 / n as f64);
+    for ((square, total), expected) in square.iter().zip(total_square).zip(expected) {
         assert!(
             (square / expected - 1.0).abs() < 0.02,
             "{square} {expected}"
         );
+        // Independent errors: the variance of their sum is the sum of their variances.
+        assert!((total / expected - 1.0).abs() < bound, "{total} {expected}");
     }
     for sum in sum {
         // At one bit no standard deviation is above half a step.

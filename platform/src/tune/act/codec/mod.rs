@@ -5,6 +5,30 @@
 //! and packed from there: one pass over memory. A producer that gathers ranges itself (`extent`,
 //! [`Vector::group_ranges`]) saves the first look.
 
+/// The constant of `bits` as a const parameter.
+macro_rules! with_bits {
+    ($bits:expr, $b:ident => $call:expr) => {
+        match $bits {
+            Bits::One => {
+                const $b: u32 = 1;
+                $call
+            }
+            Bits::Two => {
+                const $b: u32 = 2;
+                $call
+            }
+            Bits::Four => {
+                const $b: u32 = 4;
+                $call
+            }
+            Bits::Eight => {
+                const $b: u32 = 8;
+                $call
+            }
+        }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -15,15 +39,18 @@ mod floats;
 mod masks;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod outliers;
 mod pages;
 mod portable;
 
 use leanstream_core::act::codec::{self, Bits, GROUP_MAX, Grouping, Key, Meta, NotFinite, Range};
 
+pub use outliers::{Apart, put_back};
+
 use crate::cpu::vector::multiversion;
 use block::{BLOCK, Block, Draw};
 use extent::Extent;
-use pages::Cursor;
+use pages::{Cursor, Writer};
 
 /// Groups whose ranges are found before the first of them is quantized: they stay in L1, 8 KiB of it.
 const BATCH: usize = 8;
@@ -144,30 +171,6 @@ multiversion! {
     ) = shrink_body;
 }
 
-/// The constant of `bits` as a const parameter.
-macro_rules! with_bits {
-    ($bits:expr, $b:ident => $call:expr) => {
-        match $bits {
-            Bits::One => {
-                const $b: u32 = 1;
-                $call
-            }
-            Bits::Two => {
-                const $b: u32 = 2;
-                $call
-            }
-            Bits::Four => {
-                const $b: u32 = 4;
-                $call
-            }
-            Bits::Eight => {
-                const $b: u32 = 8;
-                $call
-            }
-        }
-    };
-}
-
 #[inline(always)]
 fn quantize_body<L: Block>(
     l: L,
@@ -177,7 +180,8 @@ fn quantize_body<L: Block>(
     metas: &mut [Meta],
     pages: &mut [&mut [u8]],
 ) -> Result<(), NotFinite> {
-    with_bits!(coding.bits, B => quantize_groups::<L, B, false>(l, run, coding.key, x, None, metas, pages))
+    let to = &mut Writer::new(pages);
+    with_bits!(coding.bits, B => quantize_groups::<L, B, false>(l, run, coding.key, x, None, metas, to))
 }
 
 #[inline(always)]
@@ -191,7 +195,8 @@ fn quantize_ranged_body<L: Block>(
     pages: &mut [&mut [u8]],
 ) -> Result<(), NotFinite> {
     assert_eq!(ranges.len(), run.groups, "a range for each group");
-    with_bits!(coding.bits, B => quantize_groups::<L, B, true>(l, run, coding.key, x, Some(ranges), metas, pages))
+    let to = &mut Writer::new(pages);
+    with_bits!(coding.bits, B => quantize_groups::<L, B, true>(l, run, coding.key, x, Some(ranges), metas, to))
 }
 
 #[inline(always)]
@@ -202,12 +207,10 @@ fn quantize_groups<L: Block, const B: u32, const CLAMP: bool>(
     x: &[f32],
     ranges: Option<&[Range]>,
     metas: &mut [Meta],
-    pages: &mut [&mut [u8]],
+    to: &mut Writer<'_, '_>,
 ) -> Result<(), NotFinite> {
     assert_eq!(metas.len(), run.groups, "metadata for each group");
     let (bits, group) = (bits::<B>(), run.grouping.group());
-    let mut room = [0; GROUP_MAX];
-    let mut cursor = Cursor::default();
     let mut rest = check(&run, x.len(), x);
     let mut at = run.first;
     for (batch, metas) in metas.chunks_mut(BATCH).enumerate() {
@@ -241,7 +244,7 @@ fn quantize_groups<L: Block, const B: u32, const CLAMP: bool>(
                     element: first + culprit,
                 });
             }
-            let (out, apart) = cursor.next(pages, bits.bytes(group), &mut room);
+            let out = to.begin(bits.bytes(group));
             if meta.is_constant() {
                 out.fill(Meta::constant_codes(range.min));
             } else {
@@ -257,9 +260,7 @@ fn quantize_groups<L: Block, const B: u32, const CLAMP: bool>(
                     codec::quantize_part(x, BLOCK * blocks, group, *meta, bits, key, first, out);
                 }
             }
-            if apart {
-                cursor.flush(pages, &room[..bits.bytes(group)]);
-            }
+            to.end();
         }
     }
     Ok(())

@@ -11,41 +11,6 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// The next `len` bytes (at most [`GROUP_MAX`]) to write: in place where they lie in one page, else in `room`,
-    /// from where [`Cursor::flush`] takes them.
-    ///
-    /// # Panics
-    /// The pages are full.
-    #[inline(always)]
-    pub(super) fn next<'a>(
-        &mut self,
-        pages: &'a mut [&mut [u8]],
-        len: usize,
-        room: &'a mut [u8; GROUP_MAX],
-    ) -> (&'a mut [u8], bool) {
-        self.settle(pages.len(), |page| pages[page].len());
-        let (page, at) = (self.page, self.at);
-        if pages[page].len() - at >= len {
-            self.at += len;
-            (&mut pages[page][at..at + len], false)
-        } else {
-            (&mut room[..len], true)
-        }
-    }
-
-    /// Writes what didn't fit into one page.
-    #[inline(never)]
-    pub(super) fn flush(&mut self, pages: &mut [&mut [u8]], mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            self.settle(pages.len(), |page| pages[page].len());
-            let left = &mut pages[self.page][self.at..];
-            let len = left.len().min(bytes.len());
-            left[..len].copy_from_slice(&bytes[..len]);
-            bytes = &bytes[len..];
-            self.at += len;
-        }
-    }
-
     /// The next `len` bytes to read, gathered in `room` if they lie in several pages.
     ///
     /// # Panics
@@ -90,5 +55,67 @@ impl Cursor {
             };
         }
         assert!(self.page < pages, "the codes fit into the pages");
+    }
+}
+
+/// Pages that are being written, one group after the other.
+pub(super) struct Writer<'a, 'b> {
+    pages: &'a mut [&'b mut [u8]],
+    at: Cursor,
+    room: [u8; GROUP_MAX],
+    /// Bytes of the group that are in `room`.
+    apart: usize,
+}
+
+impl<'a, 'b> Writer<'a, 'b> {
+    pub(super) fn new(pages: &'a mut [&'b mut [u8]]) -> Self {
+        Self {
+            pages,
+            at: Cursor::default(),
+            room: [0; GROUP_MAX],
+            apart: 0,
+        }
+    }
+
+    /// Room for the next group's `len` bytes (at most [`GROUP_MAX`]): in place where they lie in one page, else
+    /// aside, from where [`Writer::end`] takes them.
+    ///
+    /// # Panics
+    /// The pages are full.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, len: usize) -> &mut [u8] {
+        let Self { pages, at, .. } = self;
+        at.settle(pages.len(), |page| pages[page].len());
+        let Cursor { page, at: start } = *at;
+        if pages[page].len() - start >= len {
+            at.at += len;
+            &mut pages[page][start..start + len]
+        } else {
+            self.apart = len;
+            &mut self.room[..len]
+        }
+    }
+
+    /// Ends what [`Writer::begin`] began.
+    #[inline(always)]
+    pub(super) fn end(&mut self) {
+        if self.apart > 0 {
+            self.flush();
+        }
+    }
+
+    #[inline(never)]
+    fn flush(&mut self) {
+        let mut bytes = &self.room[..self.apart];
+        while !bytes.is_empty() {
+            let (pages, at) = (&mut *self.pages, &mut self.at);
+            at.settle(pages.len(), |page| pages[page].len());
+            let left = &mut pages[at.page][at.at..];
+            let len = left.len().min(bytes.len());
+            left[..len].copy_from_slice(&bytes[..len]);
+            bytes = &bytes[len..];
+            at.at += len;
+        }
+        self.apart = 0;
     }
 }

@@ -156,6 +156,50 @@ fn values_are_the_reference_s_on_every_instruction_set() {
     }
 }
 
+/// A group whose maximum lies a hair above 255 steps for f32, and draws the largest `u`: 256, but for
+/// saturation.
+#[test]
+fn the_maximum_never_wraps() {
+    let run = Run {
+        grouping: Grouping::of(64),
+        first: 0,
+        groups: 1,
+    };
+    let mut tried = 0;
+    for seed in 0..20_000 {
+        let counter = Counter { seed, ..COUNTER };
+        let key = counter.rounding();
+        let Some(at) = (0..64).find(|&i| codec::counter::uniform(key, 0, i, 64) == 0xffff) else {
+            continue;
+        };
+        for mantissa in 128..256 {
+            let top = 255.0 * mantissa as f32;
+            let meta = Meta::new(Range { min: 0.0, max: top }, Bits::Eight).unwrap();
+            let grid = meta.grid(Bits::Eight);
+            if top * grid.inverse <= grid.top {
+                continue;
+            }
+            tried += 1;
+            let mut x = vec![0.5 * top; 64];
+            (x[at], x[(at + 1) % 64]) = (top, 0.0);
+            let coding = Coding {
+                bits: Bits::Eight,
+                key,
+            };
+            let mut want = vec![0; 64];
+            codec::quantize(&x, Bits::Eight, key, 0, &mut want).unwrap();
+            assert_eq!(want[at], 255);
+            for v in Vector::available() {
+                let (mut got, mut metas) = (vec![0; 64], [Meta::default()]);
+                let pages = &mut [&mut got[..]];
+                v.quantize(run, coding, &x, &mut metas, pages).unwrap();
+                assert_eq!(got, want, "{v:?} {seed} {mantissa}");
+            }
+        }
+    }
+    assert!(tried > 100, "{tried}");
+}
+
 #[test]
 fn shrinking_is_the_reference_s_over_any_pages() {
     let mut random = Random(9);
@@ -237,6 +281,74 @@ fn what_is_not_finite_is_refused_wherever_it_is() {
                 v.group_ranges(run, &x, &mut ranges);
                 for (i, range) in ranges.iter().enumerate() {
                     assert_eq!(range.min.is_nan(), i == at / 100, "{v:?} {bad} {at}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn outliers_are_split_as_the_reference_splits_them() {
+    use leanstream_core::act::codec::outlier::Outliers;
+    let mut random = Random(11);
+    for cols in [40, 576, 1048] {
+        let mut ranges = vec![1.0; cols];
+        for column in [0, 7, cols / 2, cols - 1] {
+            ranges[column] = 50.0;
+        }
+        let outliers = Outliers::largest(&ranges, 4, 3.0);
+        let grouping = Grouping::of(cols);
+        let run = Run {
+            grouping,
+            first: 1,
+            groups: grouping.groups(9) - 1,
+        };
+        let mut x = random.floats(9 * cols, 1.0);
+        x.iter_mut()
+            .enumerate()
+            .for_each(|(i, x)| *x *= ranges[i % cols]);
+        let x = &x[run.elements()];
+        let within = outliers.within(&grouping, 1..1 + run.groups);
+        // Group by group, with the reference.
+        let mut want = vec![0; within.len()];
+        let mut plain = Vec::new();
+        for group in 1..1 + run.groups {
+            let elements = grouping.elements(group..group + 1);
+            let start = run.elements().start;
+            let own = outliers.within(&grouping, group..group + 1);
+            let own = &mut want[own.start - within.start..own.end - within.start];
+            let x = &x[elements.start - start..elements.end - start];
+            let mut room = [0.0; GROUP_MAX];
+            let rest = outliers.split(x, &grouping, group, COUNTER.outliers(), own, &mut room);
+            plain.extend_from_slice(rest.unwrap());
+        }
+        for bits in Bits::ALL {
+            let (metas, codes) = reference(run, bits, &plain);
+            for v in Vector::available() {
+                let (mut got, mut got_metas) = (vec![0; codes.len()], metas.clone());
+                got_metas.fill(Meta::default());
+                let mut values = vec![0; within.len()];
+                let apart = Apart {
+                    outliers: &outliers,
+                    key: COUNTER.outliers(),
+                    values: &mut values,
+                };
+                let mut pages = cut(&mut got, 96);
+                v.quantize_apart(run, coding(bits), apart, x, &mut got_metas, &mut pages)
+                    .unwrap();
+                assert!(got == codes && got_metas == metas, "{v:?} {cols} {bits:?}");
+                assert_eq!(values, want, "{v:?} {cols} {bits:?}");
+                let mut out = vec![0.0; x.len()];
+                v.dequantize(run, bits, bits, &metas, &[&got], &mut out);
+                put_back(run, &outliers, &values, &mut out);
+                for (i, (x, out)) in x.iter().zip(out).enumerate() {
+                    let column = (run.elements().start + i) % cols;
+                    let bound = if ranges[column] > 1.0 {
+                        x.abs() / 128.0
+                    } else {
+                        2.05 / bits.steps() as f32
+                    };
+                    assert!((x - out).abs() <= bound, "{v:?} {cols} {bits:?} {x} {out}");
                 }
             }
         }
