@@ -11,6 +11,7 @@ use super::act::Capacity;
 use super::allotment::{Allotment, PAGE_BYTES};
 use super::gemm::Products;
 use super::model::buffers::{Buffers, Factors, Low, Sizes};
+use super::model::columns::Columns;
 use super::model::head::Losses;
 use super::model::importance::Importance;
 use super::model::kind::Kind as Saved;
@@ -109,6 +110,12 @@ pub fn capacity(net: &Net, posts: bool, tokens: usize, pages: u32) -> Capacity {
     capacity
 }
 
+/// Widths of all tensors that may be saved, by their ids.
+pub fn widths_of(net: &Net, posts: bool) -> impl Iterator<Item = usize> + Clone + '_ {
+    let layer = move |_| Saved::ALL.map(|kind| kind.width(&net.hyper, posts));
+    (0..net.layers.len()).flat_map(layer)
+}
+
 /// Decides.
 ///
 /// # Errors
@@ -199,7 +206,9 @@ fn with_head(
             + angles
             + Importance::bytes(net.layers.len(), request.tokens),
     );
-    add(Kind::Activations, Factors::bytes(&sizes, hyper));
+    let (columns, rows) = Columns::bytes(widths_of(net, sizes.posts), settings.threads);
+    add(Kind::Activations, Factors::bytes(&sizes, hyper) + columns);
+    add(Kind::Scratch, rows);
     add(Kind::ReadBuffers, READ_BUFFERS);
     add(Kind::Stacks, (settings.threads * STACK_BYTES) as u64);
     add(Kind::Text, TEXT);

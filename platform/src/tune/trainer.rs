@@ -10,8 +10,9 @@ use super::act::{Room, Saved};
 use super::allotment::Allotment;
 use super::data::Data;
 use super::gemm::Products;
-use super::memory::MemoryPlan;
+use super::memory::{MemoryPlan, widths_of};
 use super::model::buffers::{Buffers, Factors, Low};
+use super::model::columns::Columns;
 use super::model::decoder::Decoder;
 use super::model::embed::Embedding;
 use super::model::head::Losses;
@@ -171,6 +172,7 @@ impl<'m> Trainer<'m> {
             low: Low::new(&sizes, &hyper),
             factors: Factors::new(&sizes, &hyper),
             saved,
+            columns: Columns::new(widths_of(&net, sizes.posts), settings.threads),
             plan: widths,
             allotment,
             memory,

@@ -10,7 +10,6 @@ use crate::budget::Resident;
 use crate::cli::output::{Out, say};
 use crate::cli::plot::{Chart, Line};
 use crate::error::{Error, mib};
-use crate::tune::model::buffers::Factors;
 use crate::tune::model::kind::Kind;
 use crate::tune::trainer::{Step, Trainer};
 
@@ -131,8 +130,7 @@ impl Report {
         };
         let (first, last) = ends(&self.losses);
         let (eval_first, eval_last) = ends(&self.evals);
-        let factors = Factors::bytes(&decoder.sizes, &decoder.net.hyper);
-        let act_peak = decoder.saved.peak_bytes() + factors;
+        let act_peak = decoder.act_peak_bytes();
         let peak = Resident::peak();
         if !as_json {
             let held_out = match (eval_first, eval_last) {

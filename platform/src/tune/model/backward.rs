@@ -66,9 +66,14 @@ impl Decoder<'_> {
     fn load(&mut self, index: usize, kind: Kind, tokens: usize) -> Result<(), Error> {
         let width = kind.width(&self.net.hyper, self.sizes.posts);
         let mut buffer = std::mem::take(self.buffer(kind));
-        let result = self
-            .saved
-            .load(&self.team, kind.id(index), &mut buffer[..tokens * width]);
+        let result = self.columns.load(
+            &self.team,
+            self.vector,
+            &self.saved,
+            kind.id(index),
+            &mut buffer[..tokens * width],
+            width,
+        );
         *self.buffer(kind) = buffer;
         result.map_err(|error| Error::Runtime(format!("layer {index}, {}: {error}", kind.name())))
     }
@@ -228,8 +233,9 @@ impl Decoder<'_> {
             let id = Kind::O.id(index);
             if self.saved.squared_ranges(id, 0, ranges).is_ok() {
                 let group = self.saved.group(id).expect("it is saved");
+                let squared = self.columns.mean_square(id);
                 self.importance
-                    .saw_input(index, Kind::O, group, tokens, 1.0);
+                    .saw_input(index, Kind::O, group, tokens, squared);
             }
         }
         lin.input_gradient(index, Site::O, dy, &mut b.d_o[..tokens * qd], false);
@@ -366,6 +372,7 @@ impl Decoder<'_> {
         if self.saved.squared_ranges(id, 0, ranges).is_ok() {
             let weight = vector(&self.params, &self.values, &self.vectors, norm);
             let squared = energy(weight) / weight.len() as f64;
+            let squared = squared * f64::from(self.columns.mean_square(id));
             let group = self.saved.group(id).expect("it is saved");
             self.importance
                 .saw_input(index, kind, group, tokens, squared as f32);
@@ -380,6 +387,8 @@ impl Decoder<'_> {
             let group = self.saved.group(id).expect("it is saved");
             let width = kind.width(&self.net.hyper, self.sizes.posts);
             let squared = energy(&self.buffer(kind)[..tokens * width]);
+            // Ranges are of normalised columns.
+            let squared = squared / f64::from(self.columns.mean_square(id));
             self.importance
                 .saw_between(index, kind, group, tokens, squared);
         }

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicI32;
 use leanstream_core::plan::{Activation, Hyper};
 
 use super::buffers::{Buffers, Factors, Low, Sizes, attention_shape};
+use super::columns::Columns;
 use super::head::Losses;
 use super::importance::Importance;
 use super::kind::{Kind, LayerPlan};
@@ -19,7 +20,7 @@ use crate::run::model::Vectors;
 use crate::tune::act::Saved;
 use crate::tune::allotment::Allotment;
 use crate::tune::gemm::Products;
-use crate::tune::memory::MemoryPlan;
+use crate::tune::memory::{MemoryPlan, widths_of};
 use crate::tune::ops::{self, Angles, AttentionShape, Direction};
 use crate::tune::team::Team;
 use crate::tune::watch::Watch;
@@ -67,6 +68,8 @@ pub struct Decoder<'m> {
     pub factors: Factors,
     /// What was saved for the backward pass.
     pub saved: Saved<'m>,
+    /// By which columns.
+    pub columns: Columns,
     /// At which width each layer's tensors are saved.
     pub plan: Vec<LayerPlan>,
     /// How that is chosen.
@@ -147,6 +150,15 @@ impl Decoder<'_> {
     pub fn evaluate(&mut self, batch: &Batch<'_>) -> Result<(f64, usize), Error> {
         self.forward(batch, false)?;
         self.head(batch, None)
+    }
+
+    /// The most bytes that what is kept for the backward pass came to: pages, metadata, and the exact
+    /// factors.
+    pub fn act_peak_bytes(&self) -> u64 {
+        let widths = widths_of(&self.net, self.sizes.posts);
+        let (columns, _) = Columns::bytes(widths, self.sizes.threads);
+        let factors = Factors::bytes(&self.sizes, &self.net.hyper);
+        self.saved.peak_bytes() + columns + factors
     }
 
     fn forward(&mut self, batch: &Batch<'_>, train: bool) -> Result<(), Error> {
@@ -420,7 +432,15 @@ impl Decoder<'_> {
         };
         let buffer = std::mem::take(self.buffer(kind));
         let x = &buffer[..tokens * width];
-        let result = self.saved.save(&self.team, kind.id(index), x, width, bits);
+        let result = self.columns.save(
+            &self.team,
+            self.vector,
+            &mut self.saved,
+            kind.id(index),
+            x,
+            width,
+            bits,
+        );
         *self.buffer(kind) = buffer;
         result.map_err(|error| Error::Runtime(format!("layer {index}, {}: {error}", kind.name())))
     }

@@ -3,6 +3,7 @@
 mod backward;
 mod budget;
 pub mod buffers;
+pub mod columns;
 pub mod decoder;
 pub mod embed;
 pub mod head;
