@@ -16,10 +16,9 @@ pub const PAGE_BYTES: usize = 4096;
 const KEEP: f32 = 0.9;
 /// No importance is taken for less than this share of what it would be if all were alike.
 const FLOOR: f32 = 0.02;
-/// What a step's time is worth, as variance relative to the squared gradient. Gradients of a few
-/// sequences differ from step to step by several times their mean's squared length; noise that adds a
-/// part to that costs about that part of all steps.
-const STEP_WORTH: f32 = 8.0;
+/// What a step's time is worth, as variance relative to the squared gradient: where noise is what
+/// limits learning, as much of it as the gradient itself takes as many steps again.
+const STEP_WORTH: f32 = 1.0;
 
 /// Letters of [`Width::ALL`] in a plan's text.
 const LETTERS: [char; 6] = ['1', '2', '4', '8', 'h', 'f'];
