@@ -116,7 +116,7 @@ fn damage_is_told() {
         Trace::parse(&file).err()
     };
     assert_eq!(with(8, 2), Some(TraceError::Version { version: 2 }));
-    assert_eq!(with(12, 4), Some(TraceError::Header { field: "flags" }));
+    assert_eq!(with(12, 8), Some(TraceError::Header { field: "flags" }));
     let counts = Some(TraceError::Header {
         field: "layers or units",
     });
@@ -198,4 +198,59 @@ fn importances_are_read_and_checked() {
         Err(TraceError::Cut { .. })
     ));
     assert!(!Importances::sniff(b"FFNTRC2\0"));
+}
+
+/// A token of one layer with three units, and these records around its choice.
+fn ranked(flags: u32, before: &[u8], after: &[u8]) -> Vec<u8> {
+    let header = Header {
+        flags,
+        layers: 1,
+        units: 3,
+        unit_bytes: 100,
+        tokens: 1,
+        compute_ns: 0,
+        source_sha256: [0; 32],
+        name: [0; 56],
+    };
+    let mut out = header.encode().to_vec();
+    out.extend([tag::TOKEN, 0, 0, 0, 0, 0, 0, 0, 0]);
+    out.extend(before);
+    out.extend([tag::LAYER, 0, 0, 0, 0, 0b111]);
+    out.extend(after);
+    out.push(tag::END);
+    out
+}
+
+#[test]
+fn ranks_stand_where_they_belong() {
+    let look = [tag::RANKS, 0, 0, 0, 0, 3, 0, 85, 170];
+    let choice = [tag::RANKS, 0, 0, 0, 0, RANKS_CHOICE, 85, 0, 170];
+    let added = [tag::RANKS, 0, 0, 0, 0, RANKS_ADDED, 0, 170, 85];
+    let file = ranked(HAS_RANKS, &look, &[choice, added].concat());
+    let trace = Trace::parse(&file).expect("it is sound");
+    let ranks = trace.records().filter_map(|record| match record {
+        Record::Ranks { layer, of, ranks } => Some((layer, of, ranks.to_vec())),
+        _ => None,
+    });
+    let want = [
+        (0, 3, vec![0, 85, 170]),
+        (0, RANKS_CHOICE, vec![85, 0, 170]),
+        (0, RANKS_ADDED, vec![0, 170, 85]),
+    ];
+    assert_eq!(ranks.collect::<Vec<_>>(), want);
+    let wrong = |file: Vec<u8>| Trace::parse(&file).expect_err("it is not sound");
+    let order = |error: TraceError| matches!(error, TraceError::Order { .. });
+    assert!(order(wrong(ranked(HAS_RANKS, &choice, &[]))));
+    assert!(order(wrong(ranked(HAS_RANKS, &added, &[]))));
+    assert!(order(wrong(ranked(HAS_RANKS, &[], &look))));
+    let mut nobody = choice;
+    nobody[5] = RANKS_ADDED + 1;
+    assert!(matches!(
+        wrong(ranked(HAS_RANKS, &[], &nobody)),
+        TraceError::Stage { .. }
+    ));
+    assert!(matches!(
+        wrong(ranked(0, &look, &[])),
+        TraceError::Tag { .. }
+    ));
 }

@@ -116,6 +116,7 @@ fn run(
         select: Select::All,
         policy: Name::Refine,
         without: leanstream::run::setup::Without::default(),
+        watched: false,
         gap: Some(4 << 10),
         io: io::Options::default(),
         stop: &NO_SIGNAL,

@@ -278,6 +278,7 @@ impl Header {
             alignment: self.alignment,
             buffer: Vec::with_capacity(BUFFER),
             tensors: self.tensors.iter().map(|t| t.bytes).collect(),
+            crcs: vec![0; self.tensors.len()],
             current: 0,
             left: 0,
             written: 0,
@@ -348,6 +349,8 @@ pub struct Writer {
     buffer: Vec<u8>,
     /// Bytes of each tensor.
     tensors: Vec<u64>,
+    /// CRC32C of what each has so far.
+    crcs: Vec<u32>,
     /// The tensor that the next byte belongs to; `tensors.len()` when all are complete.
     current: usize,
     /// Bytes it still wants.
@@ -372,12 +375,20 @@ impl Writer {
             self.left
         );
         self.put(bytes)?;
+        if let Some(crc) = self.crcs.get_mut(self.current) {
+            *crc = crc32c::crc32c_append(*crc, bytes);
+        }
         self.left -= len;
         if self.left == 0 {
             self.current += 1;
             self.advance()?;
         }
         Ok(())
+    }
+
+    /// CRC32C of each tensor's bytes so far, without padding.
+    pub fn crcs(&self) -> &[u32] {
+        &self.crcs
     }
 
     /// The file that is being written, whole once all tensors are complete and this has returned.

@@ -11,6 +11,7 @@ use common::cli::{BIN, Ran, finish, larger, program, small, with};
 use common::packs::{Read, TEXT};
 use leanstream::synth::vocab::Vocab;
 use leanstream::synth::{Arch, Spec};
+use leanstream_core::gguf::Gguf;
 use leanstream_core::quant::QuantType;
 use serde_json::Value;
 
@@ -77,6 +78,46 @@ fn a_pack_is_made_checked_and_shown() {
         ran.stderr.contains("a relative loss of 0.0") && ran.stderr.contains("not calibrated"),
         "{}",
         ran.stderr
+    );
+}
+
+/// A flipped bit is found wherever it is, also where every value would be a right one.
+#[test]
+fn every_tensor_of_a_pack_has_a_checksum() {
+    let scratch = Scratch::new("pack-crcs");
+    let from = small(scratch.join("model.gguf"));
+    let to = scratch.join("model.lean");
+    assert_eq!(pack(&from, &to, "--calibrate none").code, 0);
+    assert_eq!(with("verify", &to, "--blocks").code, 0);
+    let sound = fs::read(&to).unwrap();
+    let parsed = Gguf::parse(&sound, sound.len() as u64).expect("a pack");
+    let tensors: Vec<_> = parsed
+        .tensors()
+        .map(|tensor| (tensor.name.to_owned(), tensor.offset, tensor.bytes))
+        .collect();
+    assert!(tensors.iter().any(|(name, ..)| name == "blk.1.ffn_stats"));
+    for (name, offset, bytes) in tensors {
+        let mut file = sound.clone();
+        // The last byte of a block is a weight's, or of a number its sign and exponent.
+        file[(offset + bytes) as usize - 1] ^= 1;
+        fs::write(&to, file).unwrap();
+        let ran = with("verify", &to, "--blocks");
+        assert!(!ran.failed(3).is_empty(), "{name}");
+        if name.contains("attn_q") || name == "token_embd.weight" {
+            let said = format!("tensor {name} isn't what was packed");
+            assert!(ran.stderr.contains(&said), "{}", ran.stderr);
+        }
+    }
+    // A key that doesn't fit is damage too.
+    let key = b"lean.tensors.crc32c";
+    let at = sound.windows(key.len()).position(|w| w == key).unwrap();
+    let mut file = sound.clone();
+    file[at + key.len() + 4] = 5;
+    fs::write(&to, file).unwrap();
+    assert!(
+        with("verify", &to, "--blocks")
+            .failed(3)
+            .contains("lean.tensors.crc32c")
     );
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::Scratch;
 use common::cli::{Ran, finish, program, small, with};
-use common::packs::TEXT;
+use common::packs::{TEXT, options, pack_telling};
 
 const RUN: &str = "-p the -n 4 --temp 0 --ignore-eos --json";
 
@@ -69,6 +69,9 @@ fn a_tolerance_chooses_how_much_is_read() {
         said.contains("are read when they are not in memory: perplexity about"),
         "{said}"
     );
+    // Nobody means 300%.
+    let ran = with("run", &to, &format!("{RUN} --tolerance 3"));
+    assert!(ran.failed(2).contains("write 3%, or 0.03"), "{ran:?}");
     let (few, loss, _) = at("900%");
     assert!((few - 0.3).abs() < 1e-6 && few < some, "{few} {some}");
     // The slots are a little more than a quarter: between that and a half. (Of a random model more in
@@ -118,4 +121,31 @@ fn what_was_not_measured_is_not_promised() {
     );
     assert_eq!(fs::read(&to).unwrap(), before);
     assert_eq!(scratch.names(), ["model.gguf", "model.lean", "text"]);
+}
+
+/// Every scored token of every run moves it on.
+#[test]
+fn measuring_tells_how_far_it_is() {
+    let scratch = Scratch::new("quality-progress");
+    let from = small(scratch.join("model.gguf"));
+    let text = TEXT.repeat(20);
+    let options = leanstream::pack::Options {
+        quality: Some(text.as_bytes()),
+        ..options()
+    };
+    let mut seen = Vec::new();
+    let to = scratch.join("model.lean");
+    let mut progress = |what: &'static str, done: u64, all: u64| {
+        if what == "measuring" {
+            seen.push((done, all));
+        }
+    };
+    let report = pack_telling(&from, &to, &options, &mut progress).expect("a pack");
+    let tokens = u64::from(report.quality.expect("it was measured").tokens);
+    let all = 13 * tokens;
+    assert_eq!(seen.len() as u64, all + 13);
+    assert!(
+        seen.is_sorted() && seen.last() == Some(&(all, all)),
+        "{all}"
+    );
 }

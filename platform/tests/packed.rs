@@ -5,8 +5,7 @@ mod common;
 
 use common::packs::{options as pack_options, pack_with};
 use common::{Scratch, relative_l2, run};
-use leanstream::io::fault::FaultPlan;
-use leanstream::io::{self, Kind};
+use leanstream::run::memory::MemoryPlan;
 use leanstream::run::model;
 use leanstream::run::session::{Memory, Options, Session};
 use leanstream::run::setup::Without;
@@ -97,47 +96,23 @@ fn a_pack_computes_what_its_model_computes() {
 fn no_budget_policy_backend_or_thread_count_changes_a_bit() {
     let scratch = Scratch::new("packed-grid");
     let (_, path) = both(&scratch, "relu", &relu(QuantType::Q8_0));
-    let plenty = run::options(TOKENS.len());
-    let want = run::logits(&path, &plenty, &TOKENS, 8).expect("a run");
-    let least = run::least_budget(
-        &path,
-        &Options {
-            batch: Some(1),
-            ..plenty.clone()
-        },
-    );
-    let faults =
-        FaultPlan::parse("seed=5,fail=0.3%,corrupt=0.2%,late=5%,short=10%").expect("a plan");
     let policies = Name::ALL.into_iter().filter(|name| !name.needs_oracle());
-    for policy in policies {
-        for extra in [0, 200 << 10, 1 << 20, 1 << 30] {
-            for (kind, threads, gap) in [
-                (Kind::Uring, 1, 0),
-                (Kind::Uring, 2, 8192),
-                (Kind::Pread, 3, 100),
-            ] {
-                let options = Options {
-                    budget: least + extra + u64::from(threads) * (1 << 20),
-                    batch: if extra == 0 { Some(1) } else { None },
-                    threads,
-                    policy,
-                    gap: Some(gap),
-                    io: io::Options {
-                        kind,
-                        faults: (threads == 2).then_some(faults),
-                        ..plenty.io
-                    },
-                    ..plenty.clone()
-                };
-                let got = run::logits(&path, &options, &TOKENS, 8)
-                    .unwrap_or_else(|e| panic!("{policy:?} {extra} {kind:?} {threads}: {e}"));
-                assert!(
-                    got == want,
-                    "{policy:?} {extra} {kind:?}, {threads} threads: other bits"
-                );
-            }
-        }
+    run::same_bits(&path, &run::options(TOKENS.len()), &TOKENS, policies);
+}
+
+/// Thirty tokens after a prompt: what the store counted for them, the last logits, and the memory plan.
+fn thirty(path: &std::path::Path, options: &Options) -> (Counters, Vec<f32>, MemoryPlan) {
+    let (info, mut weights) = model::load(path).expect("a model");
+    let mut memory = Memory::new(&info, &mut weights, options, 0).expect("it fits");
+    let plan = memory.plan.clone();
+    let mut session = Session::start(&info, weights, &mut memory, options).expect("it starts");
+    session.prompt(&TOKENS, true).expect("a prompt");
+    let before = session.stats();
+    let mut last = Vec::new();
+    for token in 0..30 {
+        last = session.decode(token, true).expect("a token").to_vec();
     }
+    (session.stats().since(&before).units, last, plan)
 }
 
 /// The sparse mode reads less than the exact one, and changes the result; with everything in memory
@@ -154,16 +129,8 @@ fn the_sparse_mode_leaves_out_what_is_not_in_memory() {
             select,
             ..plenty.clone()
         };
-        let (info, mut weights) = model::load(&path).expect("a model");
-        let mut memory = Memory::new(&info, &mut weights, &options, 0).expect("it fits");
-        let mut session = Session::start(&info, weights, &mut memory, &options).expect("it starts");
-        session.prompt(&TOKENS, true).expect("a prompt");
-        let before = session.stats();
-        let mut last = Vec::new();
-        for token in 0..30 {
-            last = session.decode(token, true).expect("a token").to_vec();
-        }
-        (session.stats().since(&before).units, last)
+        let (stats, last, _) = thirty(&path, &options);
+        (stats, last)
     };
     let small = least + (300 << 10);
     let (exact, _) = read(small, Select::All);
@@ -198,19 +165,11 @@ fn parts_can_be_left_out() {
             policy,
             ..plenty.clone()
         };
-        let (info, mut weights) = model::load(&path).expect("a model");
-        let mut memory = Memory::new(&info, &mut weights, &options, 0).expect("it fits");
-        assert_eq!(memory.plan.kept(), memory.plan.planned);
-        let slots = memory.plan.units.expect("units").slots;
+        let (stats, last, plan) = thirty(&path, &options);
+        assert_eq!(plan.kept(), plan.planned);
+        let slots = plan.units.expect("units").slots;
         assert!((500..3000).contains(&slots), "{slots}");
-        let mut session = Session::start(&info, weights, &mut memory, &options).expect("it starts");
-        session.prompt(&TOKENS, true).expect("a prompt");
-        let before = session.stats();
-        let mut last = Vec::new();
-        for token in 0..30 {
-            last = session.decode(token, true).expect("a token").to_vec();
-        }
-        (session.stats().since(&before).units, last)
+        (stats, last)
     };
     let whole = Without::default();
     let (all, want) = generate(whole, Name::Refine);

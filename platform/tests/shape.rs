@@ -49,6 +49,7 @@ fn record(path: &Path, units: u32) {
         source_sha256: [0; 32],
         name: "small",
         scores: true,
+        ranks: false,
     };
     let mut recorder = Recorder::begin(path, &meta).expect("a trace");
     for token in 0..TOKENS {

@@ -9,8 +9,6 @@ use common::cli::{finish, program, with};
 use common::packs::{Read, options as pack_options, pack_with, tensor};
 use common::{Scratch, relative_l2, run};
 use leanstream::error::Error;
-use leanstream::io::fault::FaultPlan;
-use leanstream::io::{self, Kind};
 use leanstream::pack::check::describe;
 use leanstream::pack::{Gates, is_sound};
 use leanstream::run::model::Headers;
@@ -172,40 +170,7 @@ fn no_budget_policy_backend_or_thread_count_changes_a_bit() {
         select: Select::Top(1.0),
         ..run::options(TOKENS.len())
     };
-    let want = run::logits(&path, &plenty, &TOKENS, 8).expect("a run");
-    let least = run::least_budget(
-        &path,
-        &Options {
-            batch: Some(1),
-            ..plenty.clone()
-        },
-    );
-    let faults =
-        FaultPlan::parse("seed=5,fail=0.3%,corrupt=0.2%,late=5%,short=10%").expect("a plan");
-    for policy in [Name::Refine, Name::Lfu] {
-        for extra in [0, 200 << 10, 1 << 20, 1 << 30] {
-            for (kind, threads) in [(Kind::Uring, 1), (Kind::Uring, 2), (Kind::Pread, 3)] {
-                let options = Options {
-                    budget: least + extra + u64::from(threads) * (1 << 20),
-                    batch: if extra == 0 { Some(1) } else { None },
-                    threads,
-                    policy,
-                    io: io::Options {
-                        kind,
-                        faults: (threads == 2).then_some(faults),
-                        ..plenty.io
-                    },
-                    ..plenty.clone()
-                };
-                let got = run::logits(&path, &options, &TOKENS, 8)
-                    .unwrap_or_else(|e| panic!("{policy:?} {extra} {kind:?} {threads}: {e}"));
-                assert!(
-                    got == want,
-                    "{policy:?} {extra} {kind:?}, {threads} threads: other bits"
-                );
-            }
-        }
-    }
+    run::same_bits(&path, &plenty, &TOKENS, [Name::Refine, Name::Lfu]);
 }
 
 /// Units begin with the source's gate rows, sketches are near them, and checksums hold.

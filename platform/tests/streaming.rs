@@ -53,6 +53,7 @@ fn no_budget_backend_depth_or_thread_count_changes_a_bit() {
                         direct,
                         queue_depth: Some(depth),
                         without: leanstream::run::setup::Without::default(),
+                        watched: false,
                         gap: Some(0),
                         one_by_one: false,
                         select: leanstream_core::sparse::Select::All,

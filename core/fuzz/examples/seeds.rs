@@ -84,10 +84,10 @@ fn main() -> std::io::Result<()> {
 
 /// A trace of each form.
 fn traces(corpus: &Path) -> std::io::Result<()> {
-    use leanstream_core::trace::{HAS_IMPORTANCE, HAS_SCORES, Header, tag};
+    use leanstream_core::trace::{HAS_IMPORTANCE, HAS_RANKS, HAS_SCORES, Header, RANKS_CHOICE, tag};
 
     fs::create_dir_all(corpus)?;
-    for flags in 0..=HAS_IMPORTANCE | HAS_SCORES {
+    for flags in 0..=HAS_IMPORTANCE | HAS_SCORES | HAS_RANKS {
         let header = Header {
             flags,
             layers: 2,
@@ -109,6 +109,10 @@ fn traces(corpus: &Path) -> std::io::Result<()> {
                 }
                 if flags & HAS_SCORES != 0 {
                     file.extend(0..header.units as u8);
+                }
+                if flags & HAS_RANKS != 0 {
+                    file.extend([tag::RANKS, layer, 0, 0, 0, RANKS_CHOICE]);
+                    file.extend((0..header.units as u8).map(|unit| unit * 21));
                 }
             }
             file.push(tag::READ);

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use leanstream_core::trace::{HAS_IMPORTANCE, HAS_SCORES, Importances, Record, Trace};
+use leanstream_core::trace::{HAS_IMPORTANCE, HAS_RANKS, HAS_SCORES, Importances, RANKS_ADDED, Record, Trace};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -63,6 +63,11 @@ fn sound(trace: &Trace<'_>, data: &[u8]) {
                     0
                 };
                 assert_eq!(scores.len(), all as usize);
+            }
+            Record::Ranks { layer, of, ranks } => {
+                assert!(layer < header.layers && of <= RANKS_ADDED);
+                assert!(header.flags & HAS_RANKS != 0);
+                assert_eq!(ranks.len(), header.units as usize);
             }
             Record::Read { .. } => {}
         }

@@ -51,6 +51,11 @@ impl Activation {
     pub fn gated(self) -> bool {
         self != Self::ReluSquared
     }
+
+    /// Whether neurons with a negative input add nothing at all.
+    pub fn sparse(self) -> bool {
+        matches!(self, Self::Relu | Self::ReluSquared)
+    }
 }
 
 /// Which dimensions a rotary embedding turns together.

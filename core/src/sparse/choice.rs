@@ -210,14 +210,17 @@ impl<R: Retain> Store<'_, R> {
             if home.place != Place::Resident || home.wanted || !(rerank || home.foreseen) {
                 continue;
             }
-            if home.foreseen {
+            let was_foreseen = home.foreseen;
+            if was_foreseen {
                 self.homes[unit as usize].foreseen = false;
                 self.counters.bytes_redundant += u64::from(unit_bytes);
             }
             let score = scores.map_or(f32::NAN, |scores| scores[index as usize]);
             let worth = self.worth(unit, score, Cause::Passed);
             let slot = SlotId(home.slot);
-            if self.queue.worth(slot) != Some(worth) {
+            // Most worths move a little with every token; what that would change isn't worth the moves.
+            let near = |old: Worth| !was_foreseen && old.0.abs_diff(worth.0) <= self.policy.slack();
+            if !self.queue.worth(slot).is_some_and(near) {
                 self.unlist(slot);
                 self.list(slot, worth);
             }

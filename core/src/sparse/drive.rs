@@ -33,8 +33,8 @@ pub trait Units: Compute {
     fn settle(&mut self, groups: u32);
     /// Gives up the running step, if it is a sparse one: it ends, with a result of no use.
     fn abandon(&mut self);
-    /// The running step waits for units: the time may be used to foresee the next layer's.
-    fn idle(&mut self);
+    /// The running step waits for `missing` units: the time may be used to foresee the next layer's.
+    fn idle(&mut self, missing: u32);
     /// The units that were foreseen, likeliest first, and their bank.
     fn foreseen(&self) -> (u32, &[Foreseen]);
     /// Copies a unit out of a staging slot; whether its checksum holds.
@@ -105,7 +105,7 @@ impl<R: Retain, C: Units> Side<C> for Beside<'_, '_, R> {
             self.store.finish();
             compute.settle(groups);
         } else if !moved && !compute.busy() && self.store.groups_left() > 0 {
-            compute.idle();
+            compute.idle(self.store.missing());
         }
         moved
     }

@@ -476,6 +476,12 @@ impl<'m, R: Retain> Store<'m, R> {
         self.group_count - self.ended
     }
 
+    /// Units that the running layer's groups wait for.
+    pub fn missing(&self) -> u32 {
+        let groups = &self.groups[..self.group_count as usize];
+        groups.iter().map(|group| group.missing).sum()
+    }
+
     /// Whether every group of the running layer has ended.
     pub fn settled(&self) -> bool {
         self.bank.is_some() && self.ended == self.group_count

@@ -18,7 +18,7 @@ pub const MAGIC: [u8; 8] = *b"LEANTRC\0";
 pub const VERSION: u32 = 1;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 128;
-/// Most layers and units a layer of a trace.
+/// Most layers, units a layer, and bytes a unit of a trace.
 pub const UNITS_MAX: u32 = 1 << 24;
 /// Stages are numbered below this.
 pub const STAGES_MAX: u8 = 16;
@@ -29,6 +29,13 @@ pub const SCORE_SCALE: f32 = 16.0;
 pub const HAS_IMPORTANCE: u32 = 1;
 /// Layer records carry scores.
 pub const HAS_SCORES: u32 = 2;
+/// There are records of ranks.
+pub const HAS_RANKS: u32 = 4;
+
+/// Ranks by the exact gate, which a layer chooses by; a stage's have its number.
+pub const RANKS_CHOICE: u8 = STAGES_MAX;
+/// Ranks by what each unit added to its layer's output.
+pub const RANKS_ADDED: u8 = STAGES_MAX + 1;
 
 /// What a record is, as its first byte.
 pub mod tag {
@@ -42,12 +49,14 @@ pub mod tag {
     pub const READ: u8 = 4;
     /// Nothing follows.
     pub const END: u8 = 5;
+    /// All units of a layer by size.
+    pub const RANKS: u8 = 6;
 }
 
 /// What a trace is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// [`HAS_IMPORTANCE`], [`HAS_SCORES`].
+    /// [`HAS_IMPORTANCE`], [`HAS_SCORES`], [`HAS_RANKS`].
     pub flags: u32,
     /// Layers that have units.
     pub layers: u32,
@@ -122,7 +131,7 @@ impl Header {
             source_sha256: head[40..72].try_into().expect("32"),
             name: head[72..].try_into().expect("56"),
         };
-        if header.flags & !(HAS_IMPORTANCE | HAS_SCORES) != 0 || number(36) != 0 {
+        if header.flags & !(HAS_IMPORTANCE | HAS_SCORES | HAS_RANKS) != 0 || number(36) != 0 {
             return Err(TraceError::Header { field: "flags" });
         }
         let bounded = |count: u32| (1..=UNITS_MAX).contains(&count);
@@ -132,7 +141,7 @@ impl Header {
                 field: "layers or units",
             });
         }
-        if header.unit_bytes == 0 {
+        if !bounded(header.unit_bytes) {
             return Err(TraceError::Header {
                 field: "unit bytes",
             });
@@ -181,6 +190,15 @@ pub enum Record<'t> {
         bytes: u32,
         /// 0 demanded, 1 read ahead, 2 for another part of the model.
         kind: u8,
+    },
+    /// Where each unit of a layer stands among all of them, by size.
+    Ranks {
+        /// Which layer: one that follows in the same token for a stage's ranks, the last one for others.
+        layer: u32,
+        /// Whose: a stage's number, [`RANKS_CHOICE`] or [`RANKS_ADDED`].
+        of: u8,
+        /// For each unit the number of larger ones, in 256ths of all, rounded down.
+        ranks: &'t [u8],
     },
 }
 
@@ -261,6 +279,15 @@ impl<'t> Trace<'t> {
                     layer_next = 0;
                 }
                 Some(Record::Stage { layer, .. }) if layer < layer_next => return order,
+                Some(Record::Ranks { layer, of, .. }) => {
+                    let fits = match of {
+                        ..STAGES_MAX => layer >= layer_next && tokens > 0,
+                        _ => layer + 1 == layer_next && tokens > 0,
+                    };
+                    if !fits {
+                        return order;
+                    }
+                }
                 Some(Record::Layer { layer, .. }) => {
                     if layer != layer_next {
                         return order;
@@ -391,6 +418,18 @@ impl<'t> Cursor<'_, 't> {
                 bytes: self.u32()?,
                 kind: self.array::<1>()?[0],
             },
+            tag::RANKS if self.header.flags & HAS_RANKS != 0 => {
+                let layer = self.layer(offset)?;
+                let [of] = self.array()?;
+                if of > RANKS_ADDED {
+                    return Err(TraceError::Stage { offset, stage: of });
+                }
+                Record::Ranks {
+                    layer,
+                    of,
+                    ranks: self.take(self.header.units as usize)?,
+                }
+            }
             tag::END => return Ok(None),
             tag => return Err(TraceError::Tag { offset, tag }),
         };

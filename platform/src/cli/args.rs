@@ -2,7 +2,7 @@
 //!
 //! - `--option=value` is split.
 //! - Other spellings of llama.cpp's options are mapped to the one that the commands declare.
-//! - An argument that isn't UTF-8 (a path, most likely) travels as [`ESCAPE`] and hex digits, and
+//! - An argument that isn't UTF-8 (a path, most likely), or is `-`, travels as [`ESCAPE`] and hex digits, and
 //!   [`PathArg`] turns it back.
 
 use std::ffi::{OsStr, OsString};
@@ -54,6 +54,11 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>) -> Vec<String> {
     for arg in args {
         if std::mem::take(&mut value_next) {
             out.push(value(&arg));
+            continue;
+        }
+        // `argh` takes it for an option.
+        if arg == "-" {
+            out.push(escape(b"-"));
             continue;
         }
         let text = match arg.into_string() {
@@ -198,6 +203,16 @@ mod tests {
         assert_eq!(
             normal(&["--json", "-p", "--a=b", "-f", "-h", "-h"]),
             ["--json", "-p", "--a=b", "-f", "-h", "--help"]
+        );
+    }
+
+    #[test]
+    fn a_dash_alone_is_an_argument() {
+        let args = normal(&["replay", "-", "--json", "-f", "-"]);
+        assert_eq!((args.len(), args[4].as_str()), (5, "-"));
+        assert_eq!(
+            PathArg::from_arg_value(&args[1]).unwrap().0.as_os_str(),
+            "-"
         );
     }
 

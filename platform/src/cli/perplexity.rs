@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::args::PathArg;
 use super::output::{Out, say};
+use super::select;
 use super::setup::{self, Need, runs_a_model};
 use crate::budget::{Resident, held};
 use crate::error::Error;
@@ -62,7 +63,7 @@ impl Perplexity {
         info.tokenizer.encode(&text, options, &mut tokens);
         if tokens.len() < 2 * chunk {
             return Err(Error::Usage(format!(
-                "the text has {} tokens; at least two chunks of {chunk} are needed: give a longer text, or a smaller -c",
+                "the text has {} tokens; at least two chunks of {chunk} are needed: give a longer text (leanstream perplexity takes shorter chunks with -c)",
                 tokens.len()
             )));
         }
@@ -105,7 +106,7 @@ impl Perplexity {
         let stats = session.stats();
         let peak = Resident::peak();
         if self.json {
-            let summary = json!({
+            let mut summary = json!({
                 "perplexity": sums.perplexity(),
                 "error": sums.error(),
                 "running": running,
@@ -115,7 +116,8 @@ impl Perplexity {
                 "budget_bytes": options.budget,
                 "peak_rss_bytes": peak,
                 "bytes_read": stats.bytes_read(),
-                "miss_ratio": stats.miss_ratio(),
+                // A batch takes all units as they come by, so none counts as missed.
+                "miss_ratio": self.token_by_token.then(|| stats.miss_ratio()),
                 "redundant_ratio": stats.redundant_ratio(),
                 "late_ratio": stats.late_ratio(),
                 "stall_ms": stats.stalled.as_secs_f64() * 1e3,
@@ -123,6 +125,12 @@ impl Perplexity {
                 "ms": started.elapsed().as_secs_f64() * 1e3,
                 "io_mode": session.storage().io_mode(),
             });
+            if let (true, Some(object)) = (info.packed, summary.as_object_mut()) {
+                object.insert("policy".into(), options.policy.as_str().into());
+                object.insert("mode".into(), select::mode(options.select).into());
+                object.insert("keep".into(), select::keep(options.select).into());
+                object.insert("skipped_ratio".into(), stats.skipped_ratio().into());
+            }
             return out.write(format!("{summary}\n").as_bytes());
         }
         let last = format!(

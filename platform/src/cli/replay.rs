@@ -1,6 +1,7 @@
 //! `leanstream replay`: what a policy, a budget or a device would have made of a recorded run.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use argh::FromArgs;
 use leanstream_core::sparse::retain::Name;
@@ -8,9 +9,10 @@ use serde_json::{Value, json};
 
 use super::args::PathArg;
 use super::output::print;
+use super::setup::{self, Longest};
 use crate::budget::parse_size;
 use crate::error::Error;
-use crate::trace::{Machine, Outcome, Recall, Sets, least_slots, simulate};
+use crate::trace::{Kept, Machine, Outcome, Recall, Sets, least_slots, simulate};
 
 /// Bytes of a chunk, where neither the trace nor the command line says it.
 const CHUNK_BYTES: u32 = 4096;
@@ -21,7 +23,7 @@ const CHUNK_BYTES: u32 = 4096;
 #[derive(FromArgs)]
 #[argh(subcommand, name = "replay")]
 pub struct Replay {
-    /// the trace: LEANTRC, as `leanstream trace` writes it, or FFNTRC1
+    /// the trace: LEANTRC, as `leanstream trace` writes it, or FFNTRC1; '-' for stdin
     #[argh(positional)]
     trace: PathArg,
     /// policies, a comma list (default: refine,lru-window,oneshot,static,lfu,belady)
@@ -86,7 +88,13 @@ impl Replay {
             other => return Err(Error::Usage(format!("-o {other}: md or jsonl"))),
         };
         let policies = self.policies()?;
-        let mut sets = Sets::load(&self.trace.0, percent("--keep", &self.keep)?)?;
+        let keep = percent("--keep", &self.keep)?;
+        let mut sets = if self.trace.0.as_os_str() == "-" {
+            let file = setup::read(&std::io::stdin(), Path::new("stdin"), Longest::trace())?;
+            Sets::parse(&file, Path::new("stdin"), keep)?
+        } else {
+            Sets::load(&self.trace.0, keep)?
+        };
         if self.no_stages {
             sets.forget_stages();
         }
@@ -128,7 +136,9 @@ impl Replay {
             let all = json!({
                 "model": sets.name, "tokens": sets.tokens, "layers": sets.layers,
                 "units": sets.units, "unit_bytes": machine.unit_bytes,
-                "stages": stages, "results": rows,
+                "stages": stages,
+                "kept": sets.kept().iter().map(kept).collect::<Vec<_>>(),
+                "results": rows,
             });
             format!("{all}\n")
         } else if markdown {
@@ -309,6 +319,18 @@ fn stage(recall: &Recall) -> Value {
     })
 }
 
+fn kept(kept: &Kept) -> Value {
+    json!({
+        "stage": kept.stage,
+        "share": kept.share,
+        "named_per_kept": kept.named,
+        "recall": kept.chosen[0],
+        "recall_least_layer": kept.chosen[1],
+        "added_recall": kept.added.map(|recall| recall[0]),
+        "added_recall_least_layer": kept.added.map(|recall| recall[1]),
+    })
+}
+
 fn table(sets: &Sets, recall: &[Recall], rows: &[Row]) -> String {
     let mut out = String::new();
     // Writing to a String can't fail.
@@ -330,6 +352,27 @@ fn table(sets: &Sets, recall: &[Recall], rows: &[Row]) -> String {
                 stage.mean * 100.0,
                 stage.least * 100.0,
                 stage.named
+            );
+        }
+        out.push('\n');
+    }
+    if !sets.kept().is_empty() {
+        let _ = writeln!(
+            out,
+            "| stage | kept | named per kept | chosen: recall, worst layer | adding most: recall, worst layer |\n\
+             | ---: | ---: | ---: | ---: | ---: |"
+        );
+        let recall =
+            |[mean, least]: [f64; 2]| format!("{:.1}%, {:.1}%", mean * 100.0, least * 100.0);
+        for kept in sets.kept() {
+            let _ = writeln!(
+                out,
+                "| {} | {:.0}% | {} | {} | {} |",
+                kept.stage.map_or("gate".into(), |stage| stage.to_string()),
+                kept.share * 100.0,
+                kept.named,
+                recall(kept.chosen),
+                kept.added.map_or("-".into(), recall),
             );
         }
         out.push('\n');

@@ -518,6 +518,7 @@ fn report(
             object.insert("keep".into(), select::keep(options.select).into());
             object.insert("expected_loss".into(), loss.into());
             object.insert("miss_ratio".into(), units.miss_ratio().into());
+            object.insert("skipped_ratio".into(), units.skipped_ratio().into());
             object.insert("redundant_ratio".into(), units.redundant_ratio().into());
             object.insert("late_ratio".into(), units.late_ratio().into());
             object.insert("hidden".into(), units.hidden(outcome.decode_time).into());

@@ -10,6 +10,19 @@ use crate::run::model::{Info, Weights};
 use crate::run::session::Options;
 use crate::run::setup::Without;
 
+/// Of a layer's active neurons the share that sparse runs read when they are missing.
+const KEEP_DEFAULT: f32 = 0.7;
+
+/// A part that can be left out.
+type Part = (&'static str, fn(&mut Without) -> &mut bool);
+
+/// Parts that can be left out, by name.
+const PARTS: [Part; 3] = [
+    ("order", |without| &mut without.order),
+    ("looks", |without| &mut without.looks),
+    ("retention", |without| &mut without.retention),
+];
+
 /// The name of a mode.
 pub fn mode(select: Select) -> &'static str {
     match select {
@@ -50,9 +63,7 @@ impl Machine<'_> {
             keep => Err(Error::Usage(format!("--keep: {keep} is no share; 0 to 1"))),
         }
     }
-}
 
-impl Machine<'_> {
     /// How much higher perplexity may get, as a share.
     pub(super) fn tolerance(&self) -> Result<Option<f32>, Error> {
         let Some(text) = self.tolerance else {
@@ -68,6 +79,11 @@ impl Machine<'_> {
             None => (text, 1.0),
         };
         match number.parse::<f32>() {
+            // Nobody means 300%.
+            Ok(number) if number >= 1.0 && scale == 1.0 => Err(Error::Usage(format!(
+                "--tolerance {text}: without % it is a share of 1; write {text}%, or {}",
+                number / 100.0
+            ))),
             Ok(number) if number >= 0.0 && number.is_finite() => Ok(Some(number * scale)),
             _ => Err(Error::Usage(format!(
                 "--tolerance: '{text}' is no share; 3% or 0.03"
@@ -100,19 +116,7 @@ impl Machine<'_> {
         }
         Ok(Select::Top(quality.keep_within(share as f32, tolerance).0))
     }
-}
 
-/// A part that can be left out.
-type Part = (&'static str, fn(&mut Without) -> &mut bool);
-
-/// Parts that can be left out, by name.
-const PARTS: [Part; 3] = [
-    ("order", |without| &mut without.order),
-    ("looks", |without| &mut without.looks),
-    ("retention", |without| &mut without.retention),
-];
-
-impl Machine<'_> {
     /// Which parts of the sparse scheme are left out.
     pub(super) fn without(&self, select: Select) -> Result<Without, Error> {
         let mut without = Without::default();
@@ -182,6 +186,3 @@ pub fn told(info: &Info, options: &Options, slots: u32) -> Option<String> {
         "{share:.0}% of a layer's active neurons are read when they are not in memory: {cost}"
     ))
 }
-
-/// Of a layer's active neurons the share that sparse runs read when they are missing.
-const KEEP_DEFAULT: f32 = 0.7;

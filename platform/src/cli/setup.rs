@@ -336,6 +336,7 @@ impl<'a> Machine<'a> {
             queue_depth: self.queue_depth,
             without,
             gap: None,
+            watched: false,
             io,
             stop: &signals::STOP,
         };
@@ -444,6 +445,16 @@ pub(super) struct Longest {
     pub bytes: u64,
     /// The reason and the way out, after "is larger than N bytes, ".
     pub why: &'static str,
+}
+
+impl Longest {
+    /// For a trace.
+    pub fn trace() -> Self {
+        Self {
+            bytes: 16 << 30,
+            why: "the most that is read; record fewer tokens",
+        }
+    }
 }
 
 /// The text is held, and its tokens with it, before the budget is planned, so the budget bounds it.

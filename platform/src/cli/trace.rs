@@ -13,6 +13,9 @@ use crate::run::session::{Memory, Session, Wanted};
 use crate::text;
 use crate::trace::{Meta, Recorder};
 
+/// Tokens of the shortest trace that tells anything: one to know beforehand, one to count.
+const TOKENS_LEAST: u32 = 2;
+
 runs_a_model! {
     /// Record which neurons a packed model uses along a text, and what each stage of looking ahead
     /// foresees of them.
@@ -24,7 +27,7 @@ runs_a_model! {
         /// read the text from a file, '-' for stdin
         #[argh(option, short = 'f')]
         file: Option<PathArg>,
-        /// the trace to write
+        /// the trace to write: a file, since what a trace begins with is known last
         #[argh(option, short = 'o', long = "output")]
         output: PathArg,
         /// tokens to record (default: 512)
@@ -38,6 +41,17 @@ runs_a_model! {
 
 impl Trace {
     pub(super) fn execute(&self) -> Result<(), Error> {
+        if self.output.0.as_os_str() == "-" {
+            return Err(Error::Usage(
+                "-o -: what a trace begins with is written last, which a pipe can't do; name a file".into(),
+            ));
+        }
+        if self.tokens < TOKENS_LEAST {
+            return Err(Error::Usage(format!(
+                "-n {}: replay needs a trace of {TOKENS_LEAST} tokens at least",
+                self.tokens
+            )));
+        }
         let machine = self.machine();
         let text = setup::text(self.prompt.as_ref(), self.file.as_ref(), Some(&machine))?;
         let (info, mut weights) = machine.load()?;
@@ -61,10 +75,11 @@ impl Trace {
         let [first, rest @ ..] = &tokens[..] else {
             return Err(Error::Usage("the text is empty".into()));
         };
-        if rest.is_empty() {
-            return Err(Error::Usage(
-                "the text has one token; nothing follows it to record".into(),
-            ));
+        if rest.len() < TOKENS_LEAST as usize {
+            return Err(Error::Usage(format!(
+                "the text has {} tokens, the first of which is not recorded, and replay needs {TOKENS_LEAST}; give a longer text",
+                tokens.len()
+            )));
         }
         let need = Need {
             context: tokens.len() as u32,
@@ -81,6 +96,7 @@ impl Trace {
             source_sha256: info.source_sha256.unwrap_or_default(),
             name: &info.name,
             scores: true,
+            ranks: !info.hyper.act.sparse(),
         };
         let mut memory = Memory::new(&info, &mut weights, &options, held())?;
         let mut session = Session::start(&info, weights, &mut memory, &options)?;

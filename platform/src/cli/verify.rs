@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use leanstream_core::gguf::Gguf;
+use leanstream_core::gguf::{Gguf, Value};
 use leanstream_core::pack::Ffn;
 use leanstream_core::plan::{self, Model};
 use leanstream_core::quant;
@@ -16,6 +16,7 @@ use super::args::PathArg;
 use super::output::print;
 use crate::error::Error;
 use crate::fetch::hex;
+use crate::pack::CRCS_KEY;
 use crate::pack::check::describe;
 use crate::run::model::{Headers, Parts};
 use crate::signals;
@@ -32,7 +33,7 @@ pub struct Verify {
     /// the model
     #[argh(option, short = 'm', long = "model")]
     model: PathArg,
-    /// read all weights, and check every block's scales
+    /// read all weights, and check every block's scales and a pack's checksum of each tensor
     #[argh(switch)]
     blocks: bool,
     /// print the SHA-256 of each file
@@ -51,6 +52,8 @@ struct Region {
     ty: Option<quant::QuantType>,
     offset: u64,
     bytes: u64,
+    /// CRC32C of a pack's tensor, where it has them.
+    crc: Option<u32>,
 }
 
 impl Verify {
@@ -72,7 +75,7 @@ impl Verify {
             Tokenizer::from_gguf(&shards[0]).map_err(|error| bad(&error))?;
             let sketched = tensors.find("output.sketch").is_some();
             Ok((
-                regions(shards),
+                regions(path, shards)?,
                 hyper.arch.name(),
                 shards[0].version(),
                 sketched,
@@ -139,18 +142,37 @@ impl Verify {
     }
 }
 
-fn regions(shards: &[Gguf<'_>]) -> Vec<Region> {
-    let tensors = |(file, shard): (usize, &Gguf<'_>)| {
-        let region = |tensor: leanstream_core::gguf::Tensor<'_>| Region {
+fn regions(path: &Path, shards: &[Gguf<'_>]) -> Result<Vec<Region>, Error> {
+    let mut crcs = Vec::new();
+    if let Some(value) = shards[0].get(CRCS_KEY) {
+        let Value::Array(array) = value else {
+            return Err(Error::model(path, format_args!("{CRCS_KEY} is no list")));
+        };
+        crcs.extend(array.values().map(|value| match value {
+            Value::U32(crc) => Some(crc),
+            _ => None,
+        }));
+        let tensors: usize = shards.iter().map(|shard| shard.tensors().count()).sum();
+        if crcs.len() != tensors || crcs.contains(&None) {
+            return Err(Error::model(
+                path,
+                format_args!("{CRCS_KEY} isn't a number for each of the {tensors} tensors"),
+            ));
+        }
+    }
+    let mut crcs = crcs.into_iter().flatten();
+    let mut all = Vec::new();
+    for (file, shard) in shards.iter().enumerate() {
+        all.extend(shard.tensors().map(|tensor| Region {
             name: tensor.name.to_owned(),
             file,
             ty: tensor.ty.quant(),
             offset: tensor.offset,
             bytes: tensor.bytes,
-        };
-        shard.tensors().map(region).collect::<Vec<_>>()
-    };
-    shards.iter().enumerate().flat_map(tensors).collect()
+            crc: crcs.next(),
+        }));
+    }
+    Ok(all)
 }
 
 /// Reads every tensor in bounded parts; returns the number of blocks.
@@ -158,18 +180,22 @@ fn check_blocks(files: &[PathBuf], regions: &[Region]) -> Result<u64, Error> {
     let mut buffer = vec![0; BUFFER_BYTES];
     let mut blocks = 0;
     for region in regions {
-        let Some(ty) = region.ty else { continue };
+        if region.ty.is_none() && region.crc.is_none() {
+            continue;
+        }
         let path = &files[region.file];
         let file = File::open(path).map_err(|error| Error::io(path, "open it", error))?;
-        let block = ty.block_bytes();
+        let block = region.ty.map_or(1, |ty| ty.block_bytes());
         let step = BUFFER_BYTES - BUFFER_BYTES % block;
-        let mut done = 0;
+        let (mut done, mut crc) = (0, 0);
         while done < region.bytes {
             signals::check()?;
             let part = &mut buffer[..(region.bytes - done).min(step as u64) as usize];
             file.read_exact_at(part, region.offset + done)
                 .map_err(|error| Error::io(path, "read its weights", error))?;
-            quant::check(ty, part).map_err(|error| {
+            crc = crc32c::crc32c_append(crc, part);
+            if let Some(ty) = region.ty {
+                quant::check(ty, part).map_err(|error| {
                 Error::model(
                     path,
                     format_args!(
@@ -180,9 +206,21 @@ fn check_blocks(files: &[PathBuf], regions: &[Region]) -> Result<u64, Error> {
                     ),
                 )
             })?;
+            }
             done += part.len() as u64;
         }
-        blocks += blocks_in(region.bytes, block);
+        if region.crc.is_some_and(|want| want != crc) {
+            return Err(Error::model(
+                path,
+                format_args!(
+                    "tensor {} isn't what was packed: its CRC32C doesn't match; copy the file again, or pack the model again",
+                    region.name
+                ),
+            ));
+        }
+        if region.ty.is_some() {
+            blocks += blocks_in(region.bytes, block);
+        }
     }
     Ok(blocks)
 }

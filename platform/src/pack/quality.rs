@@ -60,12 +60,16 @@ pub fn measure(
     options: &Options,
     progress: &mut Progress<'_>,
 ) -> Result<Quality, Error> {
-    let runs = SHARES.len() * KEEPS.len() + 1;
+    let runs = (SHARES.len() * KEEPS.len() + 1) as u64;
+    let chunks = (tokens.len() / chunk(options)) as u64;
+    let all = runs * chunks * (chunk(options) as u64 / 2 - 1);
     let mut done = 0;
     let mut run = |share: f32, keep: f32| {
-        progress("measuring", done, runs as u64);
-        done += 1;
-        one(path, tokens, options, share, keep)
+        progress("measuring", done, all);
+        one(path, tokens, options, (share, keep), &mut || {
+            done += 1;
+            progress("measuring", done, all);
+        })
     };
     // The share doesn't matter where nothing is left out; the largest is the fastest.
     let whole = run(SHARES[SHARES.len() - 1], 1.0)?;
@@ -87,13 +91,13 @@ pub fn measure(
     Ok(Quality::new(loss, whole.count as u32))
 }
 
-/// One run with `share` of the neurons in memory.
+/// One run with `share` of the neurons in memory; tells of every token that was scored.
 fn one(
     path: &Path,
     tokens: &[u32],
     options: &Options,
-    share: f32,
-    keep: f32,
+    (share, keep): (f32, f32),
+    scored: &mut dyn FnMut(),
 ) -> Result<Sums, Error> {
     let (info, mut weights) = model::load(path)?;
     let chunk = chunk(options);
@@ -125,7 +129,8 @@ fn one(
     let mut sums = Sums::default();
     for part in tokens.chunks_exact_mut(chunk) {
         score_chunk(&mut session, &info, part, chunk / 2 + 1, |nll| {
-            sums.add(nll)
+            sums.add(nll);
+            scored();
         })?;
     }
     Ok(sums)

@@ -101,6 +101,13 @@ impl Score {
     }
 }
 
+/// Negative log-likelihood of a token.
+pub fn nll(logits: &[f32], token: u32) -> f64 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();
+    sum.ln() - f64::from(logits[token as usize] - most)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

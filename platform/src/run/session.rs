@@ -1,9 +1,9 @@
 //! A model that runs: prompt in, logits out, one token after the other.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use leanstream_core::plan::pieces;
 use leanstream_core::sparse::retain::{LruWindow, Name, Policy};
@@ -16,6 +16,7 @@ use leanstream_core::units::PieceId;
 use super::attend::Attention;
 use super::buffers::Buffers;
 use super::cells::Cells;
+use super::clock::{Clock, Clocked};
 use super::compute::Cpu;
 use super::gap::{self, Staging};
 use super::head::HeadRoom;
@@ -26,8 +27,9 @@ use super::model::{Info, Weights};
 use super::packed::Packed;
 use super::pass::{Batch, HeadMode, SCORE_ROWS, Shared, ThreadScratch, own};
 use super::probe::Probe;
-use super::score::Score;
+use super::score::{Score, nll};
 use super::seats::Seats;
+use super::stalls::Stalls;
 use super::units::UnitRoom;
 use crate::arena::Arena;
 use crate::cpu::Scratch;
@@ -71,7 +73,14 @@ pub struct Session<'m> {
     unique: Vec<u32>,
     gather: Vec<PieceId>,
     watch: Stalls,
+    /// Decoded tokens, where some of them are watched, and what was seen.
+    watched: Option<u64>,
+    clock: Clock,
+    seen: Stats,
 }
+
+/// One of so many decoded tokens is watched.
+const WATCHED: u64 = 8;
 
 impl<'m> Session<'m> {
     /// Allocates everything and starts the threads. Nothing is read yet: the first pass does.
@@ -206,11 +215,10 @@ impl<'m> Session<'m> {
             align,
             unique: Vec::with_capacity(batch),
             gather: Vec::with_capacity(batch),
-            watch: Stalls {
-                stop: options.stop,
-                since: None,
-                total: Duration::ZERO,
-            },
+            watch: Stalls::new(options.stop),
+            watched: options.watched.then_some(0),
+            clock: Clock::new(),
+            seen: Stats::default(),
             storage,
             compute,
             first_read: plan.reads_max,
@@ -402,6 +410,8 @@ impl<'m> Session<'m> {
             units: self.store.as_ref().map(Store::counters).unwrap_or_default(),
             stalled: self.watch.total,
             io_busy: self.storage.busy(),
+            looks: self.compute.looks_taken(),
+            ..self.seen
         }
     }
 
@@ -470,23 +480,55 @@ impl<'m> Session<'m> {
             gather: &self.gather,
             next: next.then_some(1),
         });
+        let watched = match &mut self.watched {
+            Some(tokens) if !prompt => {
+                *tokens += 1;
+                *tokens % WATCHED == 1
+            }
+            _ => false,
+        };
+        let (begun, deciding) = (Instant::now(), self.compute.deciding());
         let Self {
             engine,
             storage,
             compute,
             watch,
+            clock,
             ..
         } = self;
+        clock.begin(watched);
+        let clocked = &mut Clocked {
+            port: storage,
+            clock,
+        };
         match &mut self.store {
-            None => drive::pass(engine, storage, compute, watch),
+            None => drive::pass(
+                engine,
+                clocked,
+                &mut Clocked {
+                    port: compute,
+                    clock,
+                },
+                watch,
+            ),
             Some(store) => {
                 store.begin(count);
                 compute.look_ahead(self.settled && !prompt && self.looks);
                 let mut beside = Beside::new(store, self.first_read, self.first_staging);
-                drive::pass_beside(engine, storage, compute, watch, &mut beside)
+                let compute = &mut Clocked {
+                    port: compute,
+                    clock,
+                };
+                drive::pass_beside(engine, clocked, compute, watch, &mut beside)
             }
         }
         .map_err(|fault| self.fault(fault))?;
+        let decided = self.clock.end();
+        if watched {
+            self.seen.watched += 1;
+            self.seen.watched_time += begun.elapsed();
+            self.seen.decided += decided + (self.compute.deciding() - deciding);
+        }
         self.settled |= self.all_stay && mode != HeadMode::None;
         self.position += count;
         Ok(())
@@ -555,37 +597,6 @@ impl<'m> Session<'m> {
                     )),
                 }
             }
-        }
-    }
-}
-
-/// Negative log-likelihood of a token.
-fn nll(logits: &[f32], token: u32) -> f64 {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();
-    sum.ln() - f64::from(logits[token as usize] - most)
-}
-
-/// Times the waits and carries the stop flag.
-struct Stalls {
-    /// Number of the signal that asks to stop, or 0.
-    stop: &'static AtomicI32,
-    since: Option<Instant>,
-    total: Duration,
-}
-
-impl drive::Watch for Stalls {
-    fn stop(&mut self) -> bool {
-        self.stop.load(Ordering::Relaxed) != 0
-    }
-
-    fn stalls(&mut self) {
-        self.since = Some(Instant::now());
-    }
-
-    fn resumes(&mut self) {
-        if let Some(since) = self.since.take() {
-            self.total += since.elapsed();
         }
     }
 }

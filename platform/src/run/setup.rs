@@ -69,6 +69,8 @@ pub struct Options {
     /// Unwanted bytes between two units that are read rather than left out; `None` measures what the
     /// device is best at.
     pub gap: Option<u32>,
+    /// Whether to watch how long some passes decide, for [`Stats::decided`](super::stats::Stats::decided).
+    pub watched: bool,
     /// How to read; its depth is taken from the plan.
     pub io: io::Options,
     /// The signal that asks to stop, 0 while there is none.

@@ -20,6 +20,14 @@ pub struct Stats {
     pub stalled: Duration,
     /// Time in which reads were in flight.
     pub io_busy: Duration,
+    /// Looks ahead of a sparse layer.
+    pub looks: u64,
+    /// Passes of decoded tokens that were watched.
+    pub watched: u64,
+    /// How long those passes took.
+    pub watched_time: Duration,
+    /// How long was spent in them on deciding what to read, keep and compute.
+    pub decided: Duration,
 }
 
 impl Stats {
@@ -59,6 +67,21 @@ impl Stats {
         ratio(self.units.late, self.units.misses())
     }
 
+    /// Share of a token's time that deciding takes, of the passes that were watched; `None` without any.
+    pub fn controller_share(&self) -> Option<f64> {
+        (self.watched > 0).then(|| self.decided.as_secs_f64() / self.watched_time.as_secs_f64())
+    }
+
+    /// Milliseconds of deciding a token, of the passes that were watched; `None` without any.
+    pub fn controller_ms(&self) -> Option<f64> {
+        (self.watched > 0).then(|| self.decided.as_secs_f64() * 1e3 / self.watched as f64)
+    }
+
+    /// Of the units that layers chose, the share that was left out.
+    pub fn skipped_ratio(&self) -> f64 {
+        ratio(self.units.skipped, self.units.chosen)
+    }
+
     /// Share of the shorter of reading and computing that ran beside the other, in a run that took
     /// `wall`: 1 is the most that overlapping can do.
     pub fn hidden(&self, wall: Duration) -> f64 {
@@ -87,6 +110,10 @@ impl Stats {
         self.heads += other.heads;
         self.stalled += other.stalled;
         self.io_busy += other.io_busy;
+        self.looks += other.looks;
+        self.watched += other.watched;
+        self.watched_time += other.watched_time;
+        self.decided += other.decided;
     }
 
     /// What was done since `before`.
@@ -98,6 +125,10 @@ impl Stats {
             heads: self.heads - before.heads,
             stalled: self.stalled.saturating_sub(before.stalled),
             io_busy: self.io_busy.saturating_sub(before.io_busy),
+            looks: self.looks - before.looks,
+            watched: self.watched - before.watched,
+            watched_time: self.watched_time.saturating_sub(before.watched_time),
+            decided: self.decided.saturating_sub(before.decided),
         }
     }
 }
@@ -137,6 +168,10 @@ mod tests {
             heads: 2 * k,
             stalled: Duration::from_millis(k),
             io_busy: Duration::from_millis(5 * k),
+            looks: 7 * k,
+            watched: k,
+            watched_time: Duration::from_millis(20 * k),
+            decided: Duration::from_millis(k),
         };
         let (before, after) = (counts(7), counts(100));
         let mut sum = after.since(&before);
@@ -144,6 +179,11 @@ mod tests {
         sum.add(&before);
         assert_eq!(sum, after);
         assert_eq!(after.overlap(), 0.8);
+        assert_eq!(after.controller_share(), Some(0.05));
+        assert_eq!(
+            (after.controller_ms(), Stats::default().controller_ms()),
+            (Some(1.0), None)
+        );
         // 500 ms of reading, 100 ms of waiting for it, in 300 ms: 200 ms of computing, all beside it.
         assert_eq!(after.hidden(Duration::from_millis(300)), 1.0);
         assert_eq!(after.hidden(Duration::from_millis(900)), 0.8);

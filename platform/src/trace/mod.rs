@@ -1,10 +1,12 @@
 //! Traces of runs: recorded by the run loop, read again for replay.
 
+mod kept;
 mod record;
 mod sets;
 mod shape;
 mod simulate;
 
+pub use kept::Kept;
 pub use record::{Meta, ReadKind, Recorder};
 pub use sets::{Recall, Sets};
 pub use shape::{Recorded, Shape};

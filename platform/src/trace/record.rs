@@ -6,7 +6,8 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use leanstream_core::trace::{
-    HAS_IMPORTANCE, HAS_SCORES, HEADER_BYTES, Header, SCORE_SCALE, STAGES_MAX, tag,
+    HAS_IMPORTANCE, HAS_RANKS, HAS_SCORES, HEADER_BYTES, Header, RANKS_ADDED, SCORE_SCALE,
+    STAGES_MAX, tag,
 };
 
 use crate::error::Error;
@@ -29,6 +30,8 @@ pub struct Meta<'m> {
     pub name: &'m str,
     /// Whether the gate's pre-activations are kept (a byte for each unit and token).
     pub scores: bool,
+    /// Whether [ranks](Recorder::ranks) are kept.
+    pub ranks: bool,
 }
 
 /// What a read was for.
@@ -51,6 +54,8 @@ pub struct Recorder {
     partial: PathBuf,
     file: File,
     buffer: Vec<u8>,
+    /// Units by size.
+    order: Vec<u16>,
     header: Header,
     failed: Option<io::Error>,
     /// Bytes before the buffer's.
@@ -79,7 +84,9 @@ impl Recorder {
         }
         name[..len].copy_from_slice(&meta.name.as_bytes()[..len]);
         let header = Header {
-            flags: HAS_IMPORTANCE | if meta.scores { HAS_SCORES } else { 0 },
+            flags: HAS_IMPORTANCE
+                | if meta.scores { HAS_SCORES } else { 0 }
+                | if meta.ranks { HAS_RANKS } else { 0 },
             layers: meta.layers,
             units: meta.units,
             unit_bytes: meta.unit_bytes,
@@ -100,6 +107,7 @@ impl Recorder {
             partial,
             file,
             buffer: Vec::with_capacity(BUFFER_BYTES + record),
+            order: Vec::with_capacity(if meta.ranks { meta.units as usize } else { 0 }),
             header,
             failed: None,
             written: 0,
@@ -113,7 +121,12 @@ impl Recorder {
 
     /// Bytes that it holds, for the ledger.
     pub fn memory_bytes(&self) -> usize {
-        self.buffer.capacity()
+        self.buffer.capacity() + 2 * self.order.capacity()
+    }
+
+    /// Whether [ranks](Self::ranks) are kept.
+    pub fn ranked(&self) -> bool {
+        self.header.flags & HAS_RANKS != 0
     }
 
     /// A token begins, so many microseconds after the first one.
@@ -175,6 +188,36 @@ impl Recorder {
                 gate.iter()
                     .map(|g| (g * scale).round().clamp(-127.0, 127.0) as i8 as u8),
             );
+        }
+        self.flush_if_full();
+    }
+
+    /// How large the units of a layer are, one size a unit, as `of` has it: a stage of looking ahead,
+    /// [`RANKS_CHOICE`](leanstream_core::trace::RANKS_CHOICE) or [`RANKS_ADDED`].
+    ///
+    /// # Panics
+    /// If no ranks are kept, there is no such `of`, or the layer's turn is over or hasn't come.
+    pub fn ranks(&mut self, layer: u32, of: u8, sizes: &[f32]) {
+        assert!(self.ranked() && of <= RANKS_ADDED);
+        let turn = match of {
+            ..STAGES_MAX => layer >= self.layer_next && layer < self.header.layers,
+            _ => layer + 1 == self.layer_next,
+        };
+        assert!(turn, "ranks {of} of layer {layer}");
+        assert_eq!(sizes.len(), self.header.units as usize, "one size a unit");
+        self.order.clear();
+        self.order.extend(0..=(sizes.len() - 1) as u16);
+        self.order.sort_unstable_by(|a, b| {
+            let size = |unit: &u16| sizes[usize::from(*unit)];
+            size(b).total_cmp(&size(a)).then(a.cmp(b))
+        });
+        self.buffer.push(tag::RANKS);
+        self.buffer.extend(layer.to_le_bytes());
+        self.buffer.push(of);
+        let start = self.buffer.len();
+        self.buffer.resize(start + sizes.len(), 0);
+        for (larger, unit) in self.order.iter().enumerate() {
+            self.buffer[start + usize::from(*unit)] = (larger * 256 / sizes.len()) as u8;
         }
         self.flush_if_full();
     }
@@ -284,6 +327,7 @@ mod tests {
         source_sha256: [7; 32],
         name: "made up",
         scores: true,
+        ranks: true,
     };
 
     fn path(name: &str) -> PathBuf {
@@ -295,6 +339,7 @@ mod tests {
         recorder.token(time_us);
         for layer in 0..2 {
             recorder.stage(layer, 1, &[19, 0, 8]);
+            recorder.ranks(layer, 1, &gate);
             recorder.layer(layer, &gate, &[0, 7, 19], &[1.0, 2.0, 0.0]);
         }
         recorder.read(time_us + 3, 80, 4096, ReadKind::Ahead);
@@ -318,7 +363,7 @@ mod tests {
         assert_eq!(trace.header().tokens, 3000);
         assert_eq!(trace.header().compute_ns, 250);
         assert_eq!(trace.header().name(), "made up");
-        let records: Vec<Record<'_>> = trace.records().take(6).collect();
+        let records: Vec<Record<'_>> = trace.records().take(8).collect();
         let Record::Stage { predicted, .. } = records[1] else {
             panic!("{:?}", records[1]);
         };
@@ -328,17 +373,27 @@ mod tests {
             importance,
             scores,
             ..
-        } = records[2]
+        } = records[3]
         else {
-            panic!("{:?}", records[2]);
+            panic!("{:?}", records[3]);
         };
         assert_eq!(active.iter().collect::<Vec<_>>(), [0, 7, 19]);
         assert_eq!(importance, [100, 112, 0]);
         // The root mean square of -10..=9 is 5.79.
         let scores: Vec<i8> = scores.iter().map(|&s| s as i8).collect();
         assert_eq!((scores[0], scores[10], scores[19]), (-28, 0, 25));
+        let Record::Ranks {
+            layer: 0,
+            of: 1,
+            ranks,
+        } = records[2]
+        else {
+            panic!("{:?}", records[2]);
+        };
+        // The gate grows with the unit: the last one is the largest of 20.
+        assert_eq!((ranks[19], ranks[18], ranks[0]), (0, 12, 243));
         assert_eq!(
-            records[5],
+            records[7],
             Record::Read {
                 time_us: 3,
                 took_us: 80,

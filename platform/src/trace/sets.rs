@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use leanstream_core::trace::{Importances, Record, SCORE_SCALE, Trace};
+use leanstream_core::trace::{HAS_RANKS, Importances, Record, SCORE_SCALE, Trace};
 
+use super::kept::{Kept, LAYERS_MAX, Tally};
 use crate::error::Error;
 
 /// Lists of units, one for each token and layer.
@@ -74,6 +75,7 @@ pub struct Sets {
     /// One for each token, layer and unit; empty where none were recorded.
     scores: Vec<i8>,
     stages: Vec<Stage>,
+    kept: Vec<Kept>,
 }
 
 impl Sets {
@@ -84,10 +86,18 @@ impl Sets {
     /// [`Error::Io`] if the file can't be read, [`Error::Model`] if it is no sound trace.
     pub fn load(path: &Path, keep: f64) -> Result<Self, Error> {
         let file = fs::read(path).map_err(|source| Error::io(path, "read the trace", source))?;
-        let sets = if Importances::sniff(&file) {
-            Importances::parse(&file).map(|trace| Self::from_importances(&trace, keep))
+        Self::parse(&file, path, keep)
+    }
+
+    /// The same of the bytes of a trace, which came from `path`.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if it is no sound trace.
+    pub fn parse(file: &[u8], path: &Path, keep: f64) -> Result<Self, Error> {
+        let sets = if Importances::sniff(file) {
+            Importances::parse(file).map(|trace| Self::from_importances(&trace, keep))
         } else {
-            Trace::parse(&file).map(|trace| Self::from_trace(&trace))
+            Trace::parse(file).map(|trace| Self::from_trace(&trace))
         };
         sets.map_err(|error| Error::model(path, error))
     }
@@ -105,7 +115,10 @@ impl Sets {
             importance: Vec::new(),
             scores: Vec::new(),
             stages: Vec::new(),
+            kept: Vec::new(),
         };
+        let ranked = header.flags & HAS_RANKS != 0 && header.layers <= LAYERS_MAX;
+        let mut tally = ranked.then(|| Tally::new(header.layers, header.units));
         for record in trace.records() {
             match record {
                 Record::Layer {
@@ -124,9 +137,16 @@ impl Sets {
                     stage,
                     predicted,
                 } => sets.add_stage(layer, stage, predicted.iter()),
-                Record::Token { .. } | Record::Read { .. } => {}
+                Record::Token { .. } => tally.iter_mut().for_each(Tally::token),
+                Record::Ranks { layer, of, ranks } => {
+                    tally
+                        .iter_mut()
+                        .for_each(|tally| tally.ranks(layer, of, ranks));
+                }
+                Record::Read { .. } => {}
             }
         }
+        sets.kept = tally.map(|tally| tally.kept()).unwrap_or_default();
         let rows = sets.tokens as usize * sets.layers as usize;
         for stage in &mut sets.stages {
             while stage.lists.starts.len() <= rows {
@@ -190,6 +210,7 @@ impl Sets {
             importance,
             scores: Vec::new(),
             stages: Vec::new(),
+            kept: Vec::new(),
         }
     }
 
@@ -251,6 +272,11 @@ impl Sets {
         }
         let share = |count: u32| count as f32 / end.max(1) as f32;
         counts.into_iter().map(share).collect()
+    }
+
+    /// Of the units that matter most, what each stage named; empty where the trace has no ranks.
+    pub fn kept(&self) -> &[Kept] {
+        &self.kept
     }
 
     /// What each stage was worth.

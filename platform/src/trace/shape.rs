@@ -190,7 +190,7 @@ impl Shape {
                         right[stage] += by(1 << stage | USED);
                     }
                 }
-                Record::Read { .. } => {}
+                Record::Read { .. } | Record::Ranks { .. } => {}
             }
         }
         marks.truncate(tokens * row);

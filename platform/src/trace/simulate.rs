@@ -144,6 +144,10 @@ impl Retain for Told<'_> {
         self.policy.reranks()
     }
 
+    fn slack(&self) -> u8 {
+        self.policy.slack()
+    }
+
     fn speculates(&self) -> bool {
         self.policy.speculates()
     }
@@ -386,6 +390,7 @@ mod tests {
             source_sha256: [0; 32],
             name: "made up",
             scores: false,
+            ranks: false,
         };
         let mut recorder = Recorder::begin(&path, &meta).expect("a file can be made");
         for token in 0..40u16 {

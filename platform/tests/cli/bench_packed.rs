@@ -94,9 +94,20 @@ fn a_row_for_each_budget_and_policy() {
             (&Value::Null, &0.into())
         );
         let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key}: {row}"));
-        for share in ["miss_ratio", "redundant_ratio", "late_ratio", "hidden"] {
+        let shares = [
+            "miss_ratio",
+            "skipped_ratio",
+            "redundant_ratio",
+            "late_ratio",
+            "hidden",
+            "controller_share",
+        ];
+        for share in shares {
             assert!((0.0..=1.0).contains(&number(share)), "{share}: {row}");
         }
+        assert!(number("controller_ms") > 0.0 && number("skipped_ratio") > 0.0);
+        // Four looks at most from each layer but the last.
+        assert!((0.0..=8.0).contains(&number("looks_per_token")));
         // Dense matrices stay, so all that is read are units.
         assert!(number("miss_ratio") > 0.0 && number("bytes_per_token") > 0.0);
         assert!(number("bytes_read") >= number("bytes_per_token") * 12.0);

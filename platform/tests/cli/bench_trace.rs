@@ -35,6 +35,7 @@ fn trace(path: PathBuf, units: u32) -> PathBuf {
         source_sha256: [0; 32],
         name: "recorded",
         scores: true,
+        ranks: false,
     };
     let mut recorder = Recorder::begin(&path, &meta).expect("a trace");
     for token in 0..TOKENS {

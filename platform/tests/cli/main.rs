@@ -11,5 +11,6 @@ mod errors;
 mod json;
 mod run;
 mod scripts;
+mod trace;
 mod tune;
 mod usage;

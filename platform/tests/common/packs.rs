@@ -31,6 +31,16 @@ pub fn options() -> Options<'static> {
 
 /// Packs `from` into `to`.
 pub fn pack_with(from: &Path, to: &Path, options: &Options<'_>) -> Result<Report, Error> {
+    pack_telling(from, to, options, &mut |_, _, _| {})
+}
+
+/// The same, and tells `progress`.
+pub fn pack_telling(
+    from: &Path,
+    to: &Path,
+    options: &Options<'_>,
+    progress: &mut pack::Progress<'_>,
+) -> Result<Report, Error> {
     let loaded = model::load(from)?;
     let context = leanstream::pack::calibrate::context(&loaded.0.hyper);
     let options = Options {
@@ -41,7 +51,7 @@ pub fn pack_with(from: &Path, to: &Path, options: &Options<'_>) -> Result<Report
         },
         ..*options
     };
-    pack::pack(from, to, (&loaded.0, loaded.1), &options, &mut |_, _, _| {})
+    pack::pack(from, to, (&loaded.0, loaded.1), &options, progress)
 }
 
 /// A pack, read whole.

@@ -5,7 +5,8 @@ use std::sync::atomic::AtomicI32;
 
 use leanstream::cpu::Kernels;
 use leanstream::error::Error;
-use leanstream::io::{self, Direct};
+use leanstream::io::fault::FaultPlan;
+use leanstream::io::{self, Direct, Kind};
 use leanstream::run::model;
 use leanstream::run::session::{KvType, Memory, Options, Session};
 
@@ -26,6 +27,7 @@ pub fn options(tokens: usize) -> Options {
         direct: Direct::Auto,
         queue_depth: None,
         without: leanstream::run::setup::Without::default(),
+        watched: false,
         gap: Some(0),
         one_by_one: false,
         wanted: leanstream::run::session::Wanted::BEST,
@@ -71,4 +73,52 @@ pub fn least_budget(path: &Path, options: &Options) -> u64 {
         }
     }
     panic!("the least budget keeps growing: {budget} now")
+}
+
+/// Runs the pack at `path` with several budgets, backends, thread counts and gaps, with faults and without, and
+/// checks that none of them, nor any of `policies`, changes a bit of what `plenty` gives.
+pub fn same_bits(
+    path: &Path,
+    plenty: &Options,
+    tokens: &[u32],
+    policies: impl IntoIterator<Item = Name>,
+) {
+    const POSITIONS: usize = 8;
+    let want = logits(path, plenty, tokens, POSITIONS).expect("a run");
+    let one = Options {
+        batch: Some(1),
+        ..plenty.clone()
+    };
+    let least = least_budget(path, &one);
+    let faults =
+        FaultPlan::parse("seed=5,fail=0.3%,corrupt=0.2%,late=5%,short=10%").expect("a plan");
+    for policy in policies {
+        for extra in [0, 200 << 10, 1 << 20, 1 << 30] {
+            for (kind, threads, gap) in [
+                (Kind::Uring, 1, 0),
+                (Kind::Uring, 2, 8192),
+                (Kind::Pread, 3, 100),
+            ] {
+                let options = Options {
+                    budget: least + extra + u64::from(threads) * (1 << 20),
+                    batch: if extra == 0 { Some(1) } else { None },
+                    threads,
+                    policy,
+                    gap: Some(gap),
+                    io: io::Options {
+                        kind,
+                        faults: (threads == 2).then_some(faults),
+                        ..plenty.io
+                    },
+                    ..plenty.clone()
+                };
+                let got = logits(path, &options, tokens, POSITIONS)
+                    .unwrap_or_else(|e| panic!("{policy:?} {extra} {kind:?} {threads}: {e}"));
+                assert!(
+                    got == want,
+                    "{policy:?} {extra} {kind:?}, {threads} threads: other bits"
+                );
+            }
+        }
+    }
 }

@@ -79,6 +79,11 @@ pub trait Retain {
         false
     }
 
+    /// By how much the worth of a unit that a token did not use may differ before it is listed anew.
+    fn slack(&self) -> u8 {
+        0
+    }
+
     /// Whether stages may read on speculation before a layer's exact choice.
     fn speculates(&self) -> bool {
         false

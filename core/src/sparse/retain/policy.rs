@@ -121,6 +121,10 @@ impl Retain for Policy {
         each!(self, policy => policy.reranks())
     }
 
+    fn slack(&self) -> u8 {
+        each!(self, policy => policy.slack())
+    }
+
     fn speculates(&self) -> bool {
         each!(self, policy => policy.speculates())
     }

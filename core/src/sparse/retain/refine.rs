@@ -94,6 +94,10 @@ impl Retain for Refine {
         true
     }
 
+    fn slack(&self) -> u8 {
+        2
+    }
+
     fn speculates(&self) -> bool {
         true
     }

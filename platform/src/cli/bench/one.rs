@@ -78,7 +78,10 @@ impl Bench {
             wanted: Wanted::BEST,
         };
         let held = held();
-        let options = self.machine().options(&info, &weights, need, held)?;
+        let options = Options {
+            watched: true,
+            ..self.machine().options(&info, &weights, need, held)?
+        };
         let mut memory = match Memory::new(&info, &mut weights, &options, held) {
             Ok(memory) => memory,
             Err(error) if alone => return Err(error),
@@ -192,6 +195,9 @@ impl Bench {
             );
         }
         let object = object.as_object_mut().expect("it was made as one");
+        object.insert("controller_ms".into(), total.controller_ms().into());
+        let share = total.controller_share();
+        object.insert("controller_share".into(), share.into());
         object.insert("head".into(), info.head.name().into());
         object.insert("head_rows".into(), total.head_rows().into());
         if let Some(cached) = cached {
@@ -200,7 +206,7 @@ impl Bench {
                 "expected_loss".into(),
                 select::expected_loss(&info, &options, slots).into(),
             );
-            object.extend(sparse(&options, &total, wall));
+            object.extend(sparse(&options, &total, wall, (test, timed)));
         }
         Ok(std::mem::take(object))
     }
@@ -238,13 +244,22 @@ impl Bench {
 }
 
 /// What only a packed model has.
-fn sparse(options: &Options, total: &Stats, wall: Duration) -> Map<String, Value> {
+fn sparse(
+    options: &Options,
+    total: &Stats,
+    wall: Duration,
+    (test, timed): (Test, u64),
+) -> Map<String, Value> {
+    // A batch takes all units as they come by, so none counts as missed.
+    let missed = (test.prompt == 0).then(|| total.miss_ratio());
     let pairs = [
         ("policy", json!(options.policy.as_str())),
         ("mode", json!(select::mode(options.select))),
         ("without", json!(select::left_out(options.without))),
         ("keep", json!(select::keep(options.select))),
-        ("miss_ratio", json!(total.miss_ratio())),
+        ("miss_ratio", json!(missed)),
+        ("skipped_ratio", json!(total.skipped_ratio())),
+        ("looks_per_token", json!(total.looks as f64 / timed as f64)),
         ("redundant_ratio", json!(total.redundant_ratio())),
         ("late_ratio", json!(total.late_ratio())),
         ("hidden", json!(total.hidden(wall))),

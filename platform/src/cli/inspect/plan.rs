@@ -190,7 +190,7 @@ struct Missing {
 impl Used {
     fn new(packed: &Packed, act: Activation, options: &Options, align: u32) -> Self {
         // Other activations leave no neuron out; the calibration has told the strong from the weak.
-        let sparse = matches!(act, Activation::Relu | Activation::ReluSquared);
+        let sparse = act.sparse();
         let shares: Vec<f32> = packed
             .priors()
             .map(|share| if sparse { share } else { 1.0 })

@@ -4,8 +4,10 @@
 //! that the caller looks at the storage between chunks while the other threads go on.
 
 mod units;
+mod waits;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use leanstream_core::plan::Op;
 use leanstream_core::port::{Compute, ComputeEvent, Work};
@@ -15,6 +17,7 @@ use super::pass::{Order, Phase, Shared, split};
 use super::units::{column_chunks, dot_chunks};
 use crate::pool::Pool;
 use units::{Ahead, Running, Tracing};
+use waits::Waits;
 
 use crate::trace::Recorder;
 
@@ -33,6 +36,13 @@ pub struct Cpu {
     units: Running,
     ahead: Ahead,
     tracing: Option<Tracing>,
+    waits: Waits,
+    /// When the phase that runs began.
+    since: Instant,
+    /// How long choosing and foreseeing units took so far.
+    deciding: Duration,
+    /// Whether the last poll found that other threads had to be waited for.
+    waited: bool,
 }
 
 /// A phase that runs.
@@ -52,12 +62,16 @@ impl Cpu {
             units: Running::default(),
             ahead: Ahead::default(),
             tracing: None,
+            waits: Waits::new(),
+            since: Instant::now(),
+            deciding: Duration::ZERO,
+            waited: false,
         }
     }
 
     /// Shows all decoded tokens to `recorder` from now on.
     pub fn record(&mut self, recorder: Recorder) {
-        self.tracing = Some(Tracing::new(recorder, self.shared().hyper.ff as usize));
+        self.tracing = Some(Tracing::new(recorder, &self.shared().hyper));
     }
 
     /// The recorder, to tell it more.
@@ -79,6 +93,21 @@ impl Cpu {
     /// One look ahead of a layer alone, before anything of the one before is computed.
     pub fn look_once(&mut self) {
         self.ahead.once = true;
+    }
+
+    /// Looks ahead that were taken.
+    pub fn looks_taken(&self) -> u64 {
+        self.waits.looks
+    }
+
+    /// How long choosing and foreseeing units took so far.
+    pub fn deciding(&self) -> Duration {
+        self.deciding
+    }
+
+    /// Whether the last poll found nothing to do, since other threads compute.
+    pub fn waited(&self) -> bool {
+        self.waited
     }
 
     /// What the threads work on.
@@ -160,6 +189,9 @@ impl Cpu {
             Phase::Input if shared.one_logit(step) => 1,
             Phase::Input | Phase::Store | Phase::Add => tokens.div_ceil(TOKENS_PER_CHUNK),
         };
+        if ahead || phase == Phase::Choose {
+            self.since = Instant::now();
+        }
         self.pool.begin(order.task(chunks));
         self.running = Some(Step { phase, ahead });
     }
@@ -178,8 +210,13 @@ impl Compute for Cpu {
     }
 
     fn poll(&mut self) -> Option<ComputeEvent> {
+        self.waited = false;
         let Step { phase, ahead } = self.running?;
-        if self.pool.step() || !self.pool.ended() {
+        if self.pool.step() {
+            return None;
+        }
+        if !self.pool.ended() {
+            self.waited = true;
             std::hint::spin_loop();
             return None;
         }

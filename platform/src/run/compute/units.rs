@@ -2,11 +2,13 @@
 //! over, and ends with their sum; while it waits for units, the next layer is looked at.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use leanstream_core::plan::Op;
+use leanstream_core::plan::{Hyper, Op};
 use leanstream_core::port::Work;
 use leanstream_core::sparse::tables::{Foreseen, Item};
 use leanstream_core::sparse::{Choice, Delivery, Grouping, Select, UnitEvent, Units};
+use leanstream_core::trace::{RANKS_ADDED, RANKS_CHOICE};
 use leanstream_core::units::{PieceId, SlotId, StepId};
 
 use super::Cpu;
@@ -41,8 +43,10 @@ pub(super) struct Ahead {
     pub may: bool,
     /// What comes next, if one is under way.
     next: Option<(Work, Phase)>,
-    /// How many looks the running layer has had.
+    /// How many looks of the running layer were due: taken, or not worth it.
     looks: usize,
+    /// How long the running look has computed.
+    took: Duration,
     /// Whether a layer has one look alone, before anything of it is computed.
     pub once: bool,
 }
@@ -60,12 +64,22 @@ pub(super) struct Tracing {
     active: Vec<u16>,
     importance: Vec<f32>,
     predicted: Vec<u16>,
+    /// Sizes of a layer's units `(ff)`, one of its columns `(d)`, and all columns' norms `(layers, ff)` as far as
+    /// they are known. Empty where no ranks are recorded.
+    sizes: Vec<f32>,
+    column: Vec<f32>,
+    norms: Vec<f32>,
 }
 
 impl Tracing {
-    pub fn new(recorder: Recorder, ff: usize) -> Self {
+    pub fn new(recorder: Recorder, hyper: &Hyper) -> Self {
+        let ff = hyper.ff as usize;
+        let ranked = usize::from(recorder.ranked());
         Self {
             recorder,
+            sizes: vec![0.0; ranked * ff],
+            column: vec![0.0; ranked * hyper.d as usize],
+            norms: vec![f32::NAN; ranked * hyper.layers as usize * ff],
             active: Vec::with_capacity(ff),
             importance: Vec::with_capacity(ff),
             predicted: Vec::with_capacity(ff),
@@ -95,6 +109,32 @@ impl Cpu {
         tracing
             .recorder
             .layer(bank, gate, &tracing.active, &tracing.importance);
+        if tracing.recorder.ranked() {
+            shared.sizes(bank, false, &mut tracing.sizes);
+            tracing.recorder.ranks(bank, RANKS_CHOICE, &tracing.sizes);
+        }
+    }
+
+    /// Shows what the units of a decoded token's layer added, all groups of which are computed.
+    fn record_added(&mut self) {
+        let (bank, handed) = (self.bank(), self.units.handed as usize);
+        let shared = Arc::clone(self.pool.job());
+        let units = bank < shared.head_bank() && !shared.batch.prompt();
+        let tracing = self.tracing.as_mut().filter(|_| units);
+        let Some(tracing) = tracing.filter(|tracing| tracing.recorder.ranked()) else {
+            return;
+        };
+        let Tracing {
+            recorder,
+            sizes,
+            column,
+            norms,
+            ..
+        } = tracing;
+        let norms = &mut norms[bank as usize * sizes.len()..][..sizes.len()];
+        if shared.added(bank, handed, norms, column, sizes) {
+            recorder.ranks(bank, RANKS_ADDED, sizes);
+        }
     }
 
     /// Shows what a look foresaw.
@@ -109,15 +149,29 @@ impl Cpu {
                 .extend(foreseen.iter().map(|unit| unit.index as u16));
             let stage = self.ahead.looks as u8 - 1;
             tracing.recorder.stage(bank + 1, stage, &tracing.predicted);
+            if tracing.recorder.ranked() {
+                shared.sizes(bank + 1, true, &mut tracing.sizes);
+                tracing.recorder.ranks(bank + 1, stage, &tracing.sizes);
+            }
         }
     }
 
     /// Goes on after `phase` of a sparse step.
     pub(super) fn unit_phase(&mut self, phase: Phase, ahead: bool) {
         self.running = None;
+        if ahead || phase == Phase::Choose {
+            let took = self.since.elapsed();
+            if ahead {
+                self.ahead.took += took;
+            }
+            if matches!(phase, Phase::Choose | Phase::Foresee) {
+                self.deciding += took;
+            }
+        }
         match phase {
             _ if ahead => self.ahead.next = self.after(phase),
             Phase::Choose => {
+                self.waits.begin();
                 self.units = Running {
                     event: Some(UnitEvent::Chosen),
                     abandoned: self.units.abandoned,
@@ -200,13 +254,19 @@ impl Cpu {
             && self.bank() + 1 < self.shared().head_bank()
     }
 
-    /// Begins a look at the next layer.
-    fn look(&mut self) {
+    /// Looks that were due are not due again.
+    fn pass_looks(&mut self) {
         let computed = self.units.computed;
         let passed = self.looks()[self.ahead.looks..]
             .iter()
             .take_while(|groups| **groups <= computed);
         self.ahead.looks += passed.count();
+    }
+
+    /// Begins a look at the next layer.
+    fn look(&mut self) {
+        self.pass_looks();
+        self.ahead.took = Duration::ZERO;
         let work = self.works[0].expect("a sparse step runs");
         let work = self.whole_step(work.step.0);
         self.ahead.next = Some((work, Phase::Peek));
@@ -218,6 +278,7 @@ impl Cpu {
         let (work, _) = self.ahead.next.expect("a look is under way");
         match phase {
             Phase::Foresee => {
+                self.waits.looked(self.ahead.took);
                 self.record_look();
                 self.units.event = Some(UnitEvent::Foreseen);
                 return None;
@@ -308,11 +369,14 @@ impl Units for Cpu {
     fn group(&mut self, number: u32, items: &[Item]) {
         let handed = self.units.handed as usize;
         self.shared().unit_room().hand_over(handed, number, items);
+        self.waits.ready(Instant::now());
         self.units.handed += 1;
         self.go_on();
     }
 
     fn settle(&mut self, groups: u32) {
+        self.waits.settle();
+        self.record_added();
         self.shared().unit_room().set_group_count(groups);
         self.units.settling = true;
         self.go_on();
@@ -330,9 +394,14 @@ impl Units for Cpu {
         }
     }
 
-    fn idle(&mut self) {
-        if self.ahead.next.is_none() && self.running.is_none() && self.look_due() {
+    fn idle(&mut self, missing: u32) {
+        if self.ahead.next.is_some() || self.running.is_some() || !self.look_due() {
+            return;
+        }
+        if self.waits.pays(missing, Instant::now()) {
             self.look();
+        } else {
+            self.pass_looks();
         }
     }
 

@@ -4,6 +4,8 @@
 //! order in which they become ready doesn't show in the result. A prompt batch takes all units in
 //! order; their columns are decoded once for all its tokens.
 
+mod prompt;
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -16,15 +18,14 @@ use leanstream_core::units::SlotId;
 
 use super::cells::Cells;
 use super::packed::Packed;
-use super::pass::{Order, Shared, ThreadScratch, own, see};
-use crate::cpu::units::{Columns, Term, UnitKernels};
-use crate::cpu::{OutTile, Rows};
+use super::pass::{Order, Shared, own, see};
+use crate::cpu::units::{Term, UnitKernels};
+use prompt::PANEL;
+
+pub use prompt::scratch_sizes;
 
 /// Units of a chunk of dot products.
 pub(super) const DOTS: usize = 8;
-
-/// Units whose up rows a prompt's chunk multiplies at once.
-const PANEL: usize = 16;
 
 /// How far below zero a sketched gate's estimate may be, in units of the layer's root mean square, for its
 /// unit to be looked at. Measured on the ReLU-gated SmolLM2 (`DESIGN.md`): with Q4_0, off by a twelfth on average,
@@ -35,6 +36,28 @@ fn sketch_margin(sketch: QuantType) -> f32 {
         QuantType::Q2_K => 0.2,
         _ => 0.05,
     }
+}
+
+/// Size of an activation as far as the gate tells; times `|up . x|` and the column's norm it is what a neuron adds.
+fn size(act: Activation, gate: f32) -> f32 {
+    match act {
+        Activation::Relu => gate.max(0.0),
+        Activation::ReluSquared => gate.max(0.0).powi(2),
+        // It falls between 0 and about its input, or slightly below 0: its size is near enough to the
+        // input's positive part with a smooth corner.
+        Activation::Silu | Activation::Gelu => (gate / (1.0 + (-gate).exp())).abs(),
+    }
+}
+
+/// Puts the `count` largest in front, in order; how many there are.
+fn most(units: &mut [Foreseen], count: usize, size: impl Fn(&Foreseen) -> f32) -> usize {
+    let by = |a: &Foreseen, b: &Foreseen| size(b).total_cmp(&size(a)).then(a.index.cmp(&b.index));
+    if count < units.len() {
+        units.select_nth_unstable_by(count, by);
+    }
+    let count = count.min(units.len());
+    units[..count].sort_unstable_by(by);
+    count
 }
 
 /// Columns are cut between threads at multiples of this.
@@ -272,7 +295,8 @@ impl Shared {
             };
             count += 1;
         };
-        let sparse = matches!(self.hyper.act, Activation::Relu | Activation::ReluSquared);
+        let act = self.hyper.act;
+        let sparse = act.sparse();
         if self.batch.prompt() {
             let d = self.hyper.d as usize;
             own(&self.buffers.y, 0..tokens * d).fill(0.0);
@@ -301,28 +325,9 @@ impl Shared {
                 scores.copy_from_slice(g);
                 self.vector.scale(scores, scale);
             }
-            match self.hyper.act {
-                Activation::Relu => {
-                    for (index, (&g, &norm)) in g.iter().zip(norms).enumerate() {
-                        if g > least {
-                            choose(index, g.max(0.0) * norm, 1.0);
-                        }
-                    }
-                }
-                Activation::ReluSquared => {
-                    for (index, (&g, &norm)) in g.iter().zip(norms).enumerate() {
-                        if g > least {
-                            choose(index, g.max(0.0).powi(2) * norm, 1.0);
-                        }
-                    }
-                }
-                Activation::Silu | Activation::Gelu => {
-                    // The activation falls between 0 and about its input, or slightly below 0: its
-                    // size is near enough to the input's positive part with a smooth corner.
-                    for (index, (&g, &norm)) in g.iter().zip(norms).enumerate() {
-                        let size = (g / (1.0 + (-g).exp())).abs();
-                        choose(index, size * norm, 1.0);
-                    }
+            for (index, (&g, &norm)) in g.iter().zip(norms).enumerate() {
+                if g > least || !sparse {
+                    choose(index, size(act, g) * norm, 1.0);
                 }
             }
             if let Some(shape) = room.packed.shape() {
@@ -360,6 +365,49 @@ impl Shared {
         self.vector.add_assign(x, y);
     }
 
+    /// Sizes of what the units of a sparse step are expected to add, by the gate's output on the batch's
+    /// activations or on those ahead, into `out` `(ff)`.
+    pub fn sizes(&self, layer: u32, ahead: bool, out: &mut [f32]) {
+        let buffers = match &self.ahead {
+            Some(buffers) if ahead => buffers,
+            _ => &self.buffers,
+        };
+        let g = see(&buffers.g, 0..out.len());
+        let norms = self.unit_room().packed.norms(layer);
+        for (out, (&g, &norm)) in out.iter_mut().zip(g.iter().zip(norms)) {
+            *out = size(self.hyper.act, g) * norm;
+        }
+    }
+
+    /// Sizes of what the units of a decoded token's first `handed` groups added to the layer's output, by unit,
+    /// into `out` `(ff)`; whether those are all units. `norms` keeps the norms of columns `(ff)`, NaN where not
+    /// yet known; `column` is room for one `(d)`.
+    pub fn added(
+        &self,
+        layer: u32,
+        handed: usize,
+        norms: &mut [f32],
+        column: &mut [f32],
+        out: &mut [f32],
+    ) -> bool {
+        let room = self.unit_room();
+        let columns = room.packed.columns(layer);
+        let range = room.item_range(0..handed);
+        let all = range.len() == out.len();
+        let items = see(&room.items, range.clone());
+        for (item, term) in items.iter().zip(room.terms(layer, range)) {
+            let index = item.index as usize;
+            if norms[index].is_nan() {
+                let whole = 0..column.len();
+                let stored = columns.column(term.bytes, term.block).range(whole);
+                room.kernels.panel(&stored, column);
+                norms[index] = self.vector.dot(column, column).sqrt();
+            }
+            out[index] = term.a.abs() * norms[index];
+        }
+        all
+    }
+
     /// Phase `Foresee`: which units the next layer will use, by its gate's output on a residual stream
     /// that isn't complete. `order` names its sparse step.
     pub fn foresee(&self, order: Order) {
@@ -375,10 +423,10 @@ impl Shared {
         let mut count = 0;
         let mut likely = 0;
         // A neuron a little below zero may turn out above.
-        let least = if self.hyper.act == Activation::Silu || self.hyper.act == Activation::Gelu {
-            f32::MIN
-        } else {
+        let least = if self.hyper.act.sparse() {
             -0.25 * rms
+        } else {
+            f32::MIN
         };
         for (index, &g) in g.iter().enumerate() {
             if g > least {
@@ -394,14 +442,17 @@ impl Shared {
             (count, likely) = shape.foresee(layer, foreseen);
         }
         let foreseen = &mut foreseen[..count];
-        foreseen.sort_unstable_by(|a, b| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index)));
-        let mut wanted = (likely + likely / 4).min(count);
-        if let Select::Top(share) = room.select {
-            let size = |unit: &Foreseen| unit.score.abs() * norms[unit.index as usize];
-            foreseen
-                .sort_unstable_by(|a, b| size(b).total_cmp(&size(a)).then(a.index.cmp(&b.index)));
-            wanted = ((likely as f32 * share) as usize).min(count);
-        }
+        let wanted = match room.select {
+            Select::Top(share) => {
+                let size = |unit: &Foreseen| unit.score.abs() * norms[unit.index as usize];
+                most(foreseen, (likely as f32 * share) as usize, size)
+            }
+            Select::All if self.hyper.act.sparse() => {
+                most(foreseen, likely + likely / 4, |unit| unit.score)
+            }
+            // All will be used: in the order of the file they make the fewest reads.
+            Select::All => count,
+        };
         room.foreseen_count.store(wanted as u32, Ordering::Relaxed);
     }
 
@@ -469,87 +520,6 @@ impl Shared {
         gate.bias.map(|bias| self.vectors.get(bias))
     }
 
-    fn prompt_dots(&self, order: Order, range: Range<usize>, thread: usize) {
-        let room = self.unit_room();
-        let layout = room.packed.layers()[self.unit_layer(order) as usize].layout;
-        let ff = room.packed.ff();
-        let tokens = self.batch.tokens();
-        let run = Grouping::RUN as usize;
-        // A prompt's groups come one after the other, each at the front of what is its own.
-        let first = range.start % run;
-        let items = see(&room.items, range);
-        let count = items.len();
-        let a = |token: usize| token * run + first..token * run + first + count;
-        let gate = |token: usize, item: &Item| {
-            let at = token * ff + item.index as usize;
-            at..at + 1
-        };
-        if let Some(row) = layout.gate {
-            self.prompt_rows(items, 0, row, first, thread);
-            let bias = self.gate_bias(order);
-            for token in 0..tokens {
-                for (exact, item) in see(&room.a, a(token)).iter().zip(items) {
-                    let bias = bias.map_or(0.0, |bias| bias[item.index as usize]);
-                    // A unit's gates are its chunk's own.
-                    own(&self.buffers.g, gate(token, item))[0] = exact + bias;
-                }
-            }
-        }
-        if let Some(row) = layout.up {
-            self.prompt_rows(items, layout.up_at, row, first, thread);
-        }
-        for token in 0..tokens {
-            let a = own(&room.a, a(token));
-            let mut gates = [0.0; PANEL];
-            let gates = &mut gates[..count];
-            for (g, item) in gates.iter_mut().zip(items) {
-                *g = see(&self.buffers.g, gate(token, item))[0];
-            }
-            match layout.up {
-                Some(_) => self.gate_mul(gates, a),
-                None => self.vector.relu_sq(gates),
-            }
-            a.copy_from_slice(gates);
-        }
-    }
-
-    /// Multiplies a row of each unit, which begins at byte `at`, by all tokens' inputs, into `room.a` from column
-    /// `first` of its group.
-    fn prompt_rows(
-        &self,
-        items: &[Item],
-        at: u32,
-        (ty, bytes): (QuantType, u32),
-        first: usize,
-        thread: usize,
-    ) {
-        let room = self.unit_room();
-        let tokens = self.batch.tokens();
-        let run = Grouping::RUN as usize;
-        let (count, bytes) = (items.len(), bytes as usize);
-        let mut scratch = self.scratch[thread].lock().expect("a panic ends the run");
-        let ThreadScratch { panel, rows, .. } = &mut *scratch;
-        for (row, item) in rows.chunks_exact_mut(bytes).zip(items) {
-            row.copy_from_slice(room.unit(item.slot, at as usize..at as usize + bytes));
-        }
-        let weights = Rows {
-            ty,
-            cols: self.hyper.d as usize,
-            bytes: &rows[..count * bytes],
-        };
-        let len = tokens * run - first;
-        assert!(
-            first + len <= room.a.len(),
-            "the buffer has room for the batch"
-        );
-        // SAFETY: the tile lies within the buffer, as just checked, and columns `first .. first +
-        // count` of every token are this chunk's alone.
-        let tile = unsafe { OutTile::from_raw(room.a.as_ptr().add(first), len, run) };
-        room.kernels
-            .kernels()
-            .matmul(&weights, &self.act_up(tokens), self.exact, tile, panel);
-    }
-
     /// Phase `Columns`: adds the columns of some groups, over a part of the width.
     pub fn columns(&self, order: Order, chunk: u32, thread: usize) {
         let room = self.unit_room();
@@ -574,37 +544,6 @@ impl Shared {
         }
     }
 
-    fn prompt_columns(
-        &self,
-        layer: u32,
-        columns: &Columns<'_>,
-        range: Range<usize>,
-        part: Range<usize>,
-        thread: usize,
-    ) {
-        let room = self.unit_room();
-        let d = self.hyper.d as usize;
-        let run = Grouping::RUN as usize;
-        let count = range.len();
-        let mut scratch = self.scratch[thread].lock().expect("a panic ends the run");
-        let decoded = &mut scratch.columns[..count * part.len()];
-        for (out, term) in decoded
-            .chunks_exact_mut(part.len())
-            .zip(room.terms(layer, range))
-        {
-            let column = columns.column(term.bytes, term.block).range(part.clone());
-            room.kernels.panel(&column, out);
-        }
-        for token in 0..self.batch.tokens() {
-            let a = see(&room.a, token * run..token * run + count);
-            let y = own(
-                &self.buffers.y,
-                token * d + part.start..token * d + part.end,
-            );
-            room.kernels.outer_add(decoded, part.len(), a, run, 0, y);
-        }
-    }
-
     /// The sum over a decoded token's groups, in order.
     pub fn sum_groups(&self, y: &mut [f32]) {
         let room = self.unit_room();
@@ -619,10 +558,4 @@ impl Shared {
 /// Chunks of `items` items in phase `Dots`.
 pub fn dot_chunks(items: usize, prompt: bool) -> u32 {
     items.div_ceil(if prompt { PANEL } else { DOTS }) as u32
-}
-
-/// Bytes of a thread's scratch for a prompt's up rows, and floats for its columns.
-pub fn scratch_sizes(row_bytes: usize, d: usize, threads: usize) -> (usize, usize) {
-    let (_, width) = column_chunks(d, threads);
-    (PANEL * row_bytes, Grouping::RUN as usize * width.min(d))
 }

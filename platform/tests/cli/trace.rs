@@ -1,0 +1,120 @@
+//! `leanstream trace` and `replay` as scripts see them.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use leanstream::synth::vocab::Vocab;
+use leanstream::synth::{Arch, Spec};
+use leanstream_core::quant::QuantType;
+use serde_json::Value;
+
+use crate::common::Scratch;
+use crate::common::cli::{Ran, finish, program, with};
+use crate::common::packs::{options, pack_with};
+
+/// A pack that uses all its neurons, more often the first ones.
+fn dense(scratch: &Scratch) -> PathBuf {
+    let (from, to) = (scratch.join("model.gguf"), scratch.join("model.lean"));
+    let spec = Spec {
+        d: 128,
+        ff: 512,
+        layers: 4,
+        ..Spec::small(Arch::Llama, QuantType::Q8_0, 5)
+    };
+    spec.write(&Vocab::BuiltIn, &from).expect("a model");
+    pack_with(&from, &to, &options()).expect("a pack");
+    to
+}
+
+fn replay(trace: &Path, args: &str) -> Ran {
+    let mut command = program(["replay"]);
+    command.arg(trace).args(args.split_whitespace());
+    finish(command.spawn().expect("the program starts"))
+}
+
+/// Of a model that uses all its neurons replay says how many of the important ones each look named.
+#[test]
+fn looks_at_a_dense_model_are_compared_with_what_is_kept() {
+    let scratch = Scratch::new("trace-kept");
+    let (pack, trace) = (dense(&scratch), scratch.join("t.trace"));
+    let args = format!(
+        "-p abcdefghijklmnop -n 8 --budget 64M -o {}",
+        trace.display()
+    );
+    assert_eq!(with("trace", &pack, &args).code, 0);
+    let object = replay(&trace, "--json --policy static --budget 50%").json();
+    let kept = object["kept"].as_array().expect("a list");
+    let find = |stage: Value, share: f64, named: f64| {
+        let row = kept.iter().find(|row| {
+            let near = (row["share"].as_f64().unwrap() - share).abs() < 0.005;
+            row["stage"] == stage && near && row["named_per_kept"] == named
+        });
+        row.unwrap_or_else(|| panic!("{stage} {share} {named}: {kept:?}"))
+    };
+    for share in [0.3, 0.5] {
+        for named in [1.0, 1.25] {
+            let recall = |stage: Value, key: &str| {
+                let value = find(stage, share, named)[key].as_f64();
+                value.expect("a share")
+            };
+            // The gate itself is what chooses. By chance a look has as much as it names.
+            assert_eq!(recall(Value::Null, "recall_least_layer"), 1.0);
+            let looks = [0, 1, 2, 3].map(|stage| recall(stage.into(), "recall"));
+            assert!(looks[0] > share * named && looks[3] > looks[0], "{looks:?}");
+            assert!(looks[3] <= 1.0 && recall(3.into(), "recall_least_layer") <= looks[3]);
+            let added = recall(Value::Null, "added_recall");
+            assert!(added > share * named && added < 1.0, "{added}");
+        }
+    }
+    let table = replay(&trace, "--policy static --budget 50%").text();
+    assert!(
+        table.contains("| gate | 50% | 1.25 | 100.0%, 100.0% |"),
+        "{table}"
+    );
+
+    // A pipe is read as a file is.
+    let mut command = program([
+        "replay", "-", "--json", "--policy", "static", "--budget", "50%",
+    ]);
+    command.stdin(File::open(&trace).expect("the trace"));
+    let piped = finish(command.spawn().expect("the program starts"));
+    assert_eq!(piped.json(), object);
+}
+
+#[test]
+fn what_would_be_no_use_is_refused_before_anything_is_recorded() {
+    let scratch = Scratch::new("trace-refused");
+    let pack = dense(&scratch);
+    let out = scratch.join("t.trace");
+    for (args, why) in [
+        ("-p abcdef -n 0", "-n 0: replay needs a trace of 2 tokens"),
+        ("-p abcdef -n 1", "-n 1: replay needs a trace of 2 tokens"),
+        ("-p a -n 4", "give a longer text"),
+    ] {
+        let ran = with("trace", &pack, &format!("{args} -o {}", out.display()));
+        assert!(ran.failed(2).contains(why), "{ran:?}");
+    }
+    let ran = with("trace", &pack, "-p abcdef -n 4 -o -");
+    assert!(ran.failed(2).contains("name a file"), "{ran:?}");
+    assert_eq!(scratch.names(), ["model.gguf", "model.lean"]);
+}
+
+/// Whatever byte of the header is damaged: if it shows, it is the file that is wrong, not the command line.
+#[test]
+fn a_damaged_header_is_the_files_fault() {
+    let scratch = Scratch::new("trace-damaged");
+    let (pack, trace) = (dense(&scratch), scratch.join("t.trace"));
+    let args = format!("-p abcdefgh -n 3 --budget 64M -o {}", trace.display());
+    assert_eq!(with("trace", &pack, &args).code, 0);
+    let sound = fs::read(&trace).expect("the trace");
+    for at in (0..40).filter(|at| !(32..36).contains(at)) {
+        let mut file = sound.clone();
+        file[at] ^= 0x81;
+        fs::write(&trace, file).expect("a damaged trace");
+        let ran = replay(&trace, "--json --policy static --budget 50%");
+        // Units of some other size can't be told from right ones.
+        if !((24..27).contains(&at) && ran.code == 0) {
+            ran.failed(3);
+        }
+    }
+}
