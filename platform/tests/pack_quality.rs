@@ -130,7 +130,7 @@ fn measuring_tells_how_far_it_is() {
     let from = small(scratch.join("model.gguf"));
     let text = TEXT.repeat(20);
     let options = leanstream::pack::Options {
-        quality: Some(text.as_bytes()),
+        quality: Some(&text),
         ..options()
     };
     let mut seen = Vec::new();

@@ -9,6 +9,7 @@ use leanstream::io::fault::FaultPlan;
 use leanstream::io::{self, Direct, Kind};
 use leanstream::run::model;
 use leanstream::run::session::{KvType, Memory, Options, Session};
+use leanstream_core::sparse::retain::Name;
 
 static NO_SIGNAL: AtomicI32 = AtomicI32::new(0);
 
@@ -32,7 +33,7 @@ pub fn options(tokens: usize) -> Options {
         one_by_one: false,
         wanted: leanstream::run::session::Wanted::BEST,
         select: leanstream_core::sparse::Select::All,
-        policy: leanstream_core::sparse::retain::Name::Refine,
+        policy: Name::Refine,
         io: io::Options::default(),
         stop: &NO_SIGNAL,
     }
