@@ -124,6 +124,7 @@ fn the_model_uses_and_foresees_what_the_trace_names() {
         source_sha256: [0; 32],
         name: "shaped",
         scores: false,
+        ranks: false,
     };
     session.record(Recorder::begin(&again, &meta).expect("a trace"));
     for token in 0..HALF {
@@ -228,6 +229,7 @@ fn a_trace_that_cannot_stand_for_the_model_is_refused() {
         source_sha256: [0; 32],
         name: "no scores",
         scores: false,
+        ranks: false,
     };
     let recorder = Recorder::begin(&trace, &meta).expect("a trace");
     recorder.finish().expect("a trace");

@@ -30,6 +30,12 @@ pub struct Clock {
 /// Readings that their cost is found by.
 const READINGS: u32 = 1000;
 
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Clock {
     /// A clock that stands still.
     pub fn new() -> Self {
