@@ -8,6 +8,7 @@ pub mod checkpoint;
 pub mod data;
 pub mod export;
 pub mod gemm;
+pub mod images;
 pub mod memory;
 pub mod merge;
 pub mod model;

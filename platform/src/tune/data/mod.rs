@@ -13,7 +13,7 @@
 //! not stored.
 
 mod items;
-mod order;
+pub(in crate::tune) mod order;
 mod read;
 mod store;
 #[cfg(test)]

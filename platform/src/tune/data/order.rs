@@ -8,7 +8,7 @@ const ROUNDS: u64 = 6;
 ///
 /// # Panics
 /// `index` is not below `count`.
-pub(super) fn place(seed: u64, epoch: u64, index: u64, count: u64) -> u64 {
+pub(in crate::tune) fn place(seed: u64, epoch: u64, index: u64, count: u64) -> u64 {
     assert!(index < count);
     let bits = (u64::BITS - (count - 1).leading_zeros()).max(2);
     let half = bits.div_ceil(2);

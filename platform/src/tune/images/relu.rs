@@ -1,0 +1,106 @@
+//! ReLU, which keeps one bit of each input.
+
+use leanstream_core::act::codec::mask;
+
+use crate::cpu::vector::lanes::Lanes;
+use crate::cpu::vector::{Vector, multiversion};
+use crate::tune::ops::lent::Lent;
+use crate::tune::team::Team;
+
+/// Elements of a chunk: whole bytes of bits.
+const CHUNK: usize = 8192;
+
+/// Bytes that the bits of `elements` elements take.
+#[must_use]
+pub fn mask_bytes(elements: usize) -> usize {
+    elements.div_ceil(8)
+}
+
+/// `x = max(x, 0)`, and which elements were above 0. Shapes: `x` (n), `bits` of [`mask_bytes`].
+///
+/// # Panics
+/// The lengths disagree.
+pub fn relu(team: &Team, v: Vector, x: &mut [f32], bits: &mut [u8]) {
+    assert_eq!(bits.len(), mask_bytes(x.len()), "a bit an element");
+    let len = x.len();
+    let (x, bits) = (Lent::new(x), Lent::new(bits));
+    team.each(len.div_ceil(CHUNK), &|chunk, _| {
+        let (first, count) = part(chunk, len);
+        // SAFETY: the chunk's own elements, and the whole bytes of their bits.
+        let (x, bits) = unsafe {
+            (
+                x.part(first, count),
+                bits.part(first / 8, count.div_ceil(8)),
+            )
+        };
+        mask::positive(x, bits);
+        v.keep(bits, x);
+    });
+}
+
+/// `dy` becomes 0 where the input wasn't above 0. Shapes: as in [`relu`]. It serves too to make again what
+/// [`relu`] made, from its input.
+///
+/// # Panics
+/// The lengths disagree.
+pub fn relu_backward(team: &Team, v: Vector, dy: &mut [f32], bits: &[u8]) {
+    assert_eq!(bits.len(), mask_bytes(dy.len()), "a bit an element");
+    let len = dy.len();
+    let dy = Lent::new(dy);
+    team.each(len.div_ceil(CHUNK), &|chunk, _| {
+        let (first, count) = part(chunk, len);
+        // SAFETY: the chunk's own elements.
+        let dy = unsafe { dy.part(first, count) };
+        v.keep(&bits[first / 8..(first + count).div_ceil(8)], dy);
+    });
+}
+
+multiversion! {
+    /// [`mask::keep`], without its branches.
+    fn keep(bits: &[u8], x: &mut [f32]) = keep_body;
+}
+
+#[inline(always)]
+fn keep_body<L: Lanes>(_: L, bits: &[u8], x: &mut [f32]) {
+    let whole = x.len() / 8;
+    let (eights, rest) = x.as_chunks_mut::<8>();
+    for (x, byte) in eights.iter_mut().zip(bits) {
+        for (i, x) in x.iter_mut().enumerate() {
+            let all = 0u32.wrapping_sub(u32::from(*byte) >> i & 1);
+            *x = f32::from_bits(x.to_bits() & all);
+        }
+    }
+    mask::keep(&bits[whole..], rest);
+}
+
+/// First element and elements of a chunk.
+fn part(chunk: usize, len: usize) -> (usize, usize) {
+    let first = chunk * CHUNK;
+    (first, CHUNK.min(len - first))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::vector::testing::Random;
+    use crate::tune::ops::testing::every_machine;
+
+    #[test]
+    fn both_ways() {
+        every_machine(|team, v| {
+            let mut random = Random(1);
+            for len in [1, 7, 8, 100, CHUNK, 3 * CHUNK + 13] {
+                let x = random.floats(len, 1.0);
+                let dy = random.floats(len, 1.0);
+                let (mut y, mut dx) = (x.clone(), dy.clone());
+                let mut bits = vec![0xff; mask_bytes(len)];
+                relu(team, v, &mut y, &mut bits);
+                relu_backward(team, v, &mut dx, &bits);
+                for i in 0..len {
+                    assert_eq!(y[i], x[i].max(0.0));
+                    assert_eq!(dx[i], if x[i] > 0.0 { dy[i] } else { 0.0 });
+                }
+            }
+        });
+    }
+}
