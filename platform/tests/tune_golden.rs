@@ -11,6 +11,7 @@ use leanstream::synth::vocab::{LEAST, Vocab};
 use leanstream::synth::{Arch, RopeScaling, Spec};
 use leanstream::tune::model::decoder::Batch;
 use leanstream::tune::model::params::Scheme;
+use leanstream::tune::settings::{Recompute, Settings};
 use leanstream::tune::setup;
 use leanstream::tune::trainer::Trainer;
 use leanstream::tune::watch::Watch;
@@ -127,6 +128,93 @@ fn smollm2_is_tuned_as_by_pytorch() {
 fn gemma3_is_tuned_as_by_pytorch() {
     if let Some(path) = common::models::model("tune", &GEMMA3) {
         check(&path, "gemma3", "lora");
+    }
+}
+
+/// How alike two directions are.
+fn cosine(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let sum = |f: fn(f64, f64) -> f64| -> f64 {
+        got.iter()
+            .zip(want)
+            .map(|(got, want)| f(f64::from(*got), f64::from(*want)))
+            .sum()
+    };
+    sum(|a, b| a * b) / (sum(|a, _| a * a) * sum(|_, b| b * b)).sqrt()
+}
+
+/// Every gradient of a whole block of SmolLM2 against PyTorch's in f64, saved or computed again.
+#[test]
+fn a_block_has_the_gradients_of_pytorch() {
+    let Some(path) = common::models::model("tune", &SMOLLM2) else {
+        return;
+    };
+    let index: Value = serde_json::from_str(include_str!("golden/tune_block.json")).expect("JSON");
+    let bytes = include_bytes!("golden/tune_block.bin");
+    let golden: Vec<f32> = bytes
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes))
+        .collect();
+    let tensor = |name: &str| -> &[f32] {
+        let entry = &index["tensors"][name];
+        let shape = numbers(&entry["shape"]);
+        let at = entry["offset"].as_u64().unwrap_or_else(|| panic!("{name}")) as usize;
+        &golden[at..at + (shape[0] * shape[1]) as usize]
+    };
+    let number = |key: &str| index[key].as_u64().expect("a number") as usize;
+    let (layer, tokens) = (number("layer"), number("tokens"));
+    for recompute in [Recompute::Never, Recompute::Layers] {
+        let settings = Settings {
+            recompute,
+            ..settings(LORA)
+        };
+        let (info, parts, plan) = prepare(&path, &settings, tokens, 4 << 30).expect("it fits");
+        let mut room = setup::room(&parts, &plan).expect("memory");
+        let watch = Watch::fixed(4 << 30);
+        let mut trainer = Trainer::new(parts, plan, &mut room, settings, watch).expect("it starts");
+        trainer.begin(&info.paths).expect("first values");
+        let tensors = trainer.decoder.params.tensors.clone();
+        let block = format!("blk.{layer}.");
+        let ours = || tensors.iter().filter(|t| t.name.starts_with(&block));
+        for tensor in ours() {
+            let name = tensor.name.replace(".weight", "");
+            let scale = if name.ends_with("_a") { 0.03125 } else { 0.125 };
+            let at = tensor.offset..tensor.offset + tensor.rows * tensor.cols;
+            fill(&name, scale, &mut trainer.decoder.values[at]);
+        }
+        let d = info.hyper.d as usize;
+        let (mut x, mut dy) = (vec![0.0; tokens * d], vec![0.0; tokens * d]);
+        fill("x", 1.0, &mut x);
+        fill("dy", 1.0, &mut dy);
+        let ids = vec![0; tokens];
+        let positions: Vec<u32> = (0..tokens as u32).collect();
+        let batch = Batch {
+            tokens: &ids,
+            targets: &ids,
+            segments: &[(0, tokens)],
+            positions: &positions,
+        };
+        let decoder = &mut trainer.decoder;
+        decoder.block(layer, &batch, &x, &dy).expect("a block");
+        let near = |name: &str, got: &[f32]| {
+            let cosine = cosine(got, tensor(name));
+            assert!(cosine >= 0.99999, "{name}, {recompute:?}: {cosine}");
+        };
+        let rows: Vec<f32> = decoder.buffers.x[..tokens * d]
+            .chunks_exact(d)
+            .step_by(8)
+            .flatten()
+            .copied()
+            .collect();
+        near("y_rows", &rows);
+        near("dx", &decoder.buffers.dx[..tokens * d]);
+        assert_eq!(ours().count(), 14);
+        for tensor in ours() {
+            let at = tensor.offset..tensor.offset + tensor.rows * tensor.cols;
+            near(&tensor.name.replace(".weight", ""), &decoder.grads[at]);
+        }
     }
 }
 

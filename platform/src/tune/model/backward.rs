@@ -16,6 +16,32 @@ use crate::tune::ops::{self, Direction};
 use crate::tune::optim::sum_squares;
 
 impl Decoder<'_> {
+    /// One block alone, forward and backward: `buffers.x` becomes its output for the stream `x`, and
+    /// `buffers.dx` the gradient of `x` for the output's gradient `dy`. Gradients of what is trained are
+    /// added. Below the first block nothing needs a gradient, so that one has none of `x`.
+    ///
+    /// Shapes: `x`, `dy` (tokens, d).
+    ///
+    /// # Errors
+    /// As [`Decoder::step`].
+    pub fn block(
+        &mut self,
+        index: usize,
+        batch: &Batch<'_>,
+        x: &[f32],
+        dy: &[f32],
+    ) -> Result<(), Error> {
+        self.micro += 1;
+        self.saved.begin_step(self.micro);
+        if let Some(store) = &mut self.store {
+            store.layer(index, true)?;
+        }
+        self.buffers.x[..x.len()].copy_from_slice(x);
+        self.layer_forward(index, batch, Keep::Saved)?;
+        self.buffers.dx[..dy.len()].copy_from_slice(dy);
+        self.layer_backward(index, batch)
+    }
+
     pub(super) fn backward(&mut self, batch: &Batch<'_>) -> Result<(), Error> {
         for layer in (0..self.net.layers.len()).rev() {
             self.heed()?;
