@@ -11,11 +11,12 @@ use leanstream::cpu::vector::Vector;
 use leanstream::run::rope::RopeParams;
 use leanstream::tune::gemm::{Mat, MatMut, Products};
 use leanstream::tune::ops::{
-    Angles, AttentionShape, Direction, activate, activate_backward, attention, attention_backward,
-    cross_entropy, rms_norm, rms_norm_backward,
+    Angles, AttentionShape, Direction, Dropout, activate, activate_backward, attention,
+    attention_backward, cross_entropy, dropout, rms_norm, rms_norm_backward,
 };
 use leanstream::tune::optim::{AdamW, Moments, Precision, Update};
 use leanstream::tune::team::Team;
+use leanstream_core::act::codec::Counter;
 use leanstream_core::plan::{Activation, RopeStyle};
 
 /// Seconds a line takes, about.
@@ -197,6 +198,18 @@ fn measure(model: &Model, team: &Team, v: Vector, tokens: usize) {
     });
     line("activation backward", 6.0 * bytes(n), "GB/s", || {
         activate_backward(team, v, act, &mut h, &mut gate, &mut up);
+    });
+
+    let mask = Dropout {
+        share: 0.1,
+        counter: Counter {
+            seed: 1,
+            step: 2,
+            tensor: 3,
+        },
+    };
+    line("dropout", 2.0 * bytes(n), "GB/s", || {
+        dropout(team, v, mask, &gate, &mut h, false);
     });
 
     let mut logits = wave(LOGITS * vocab);

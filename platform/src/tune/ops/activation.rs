@@ -128,26 +128,30 @@ impl Curve for Relu {
 
 #[inline(always)]
 fn back<L: Lanes, C: Curve>(l: L, dh: &mut [f32], gate: &mut [f32], up: &mut [f32]) {
-    let step = |dh: L::V, gate: L::V, up: L::V| {
-        let (f, slope) = C::of(l, gate);
-        (l.mul(f, up), l.mul(l.mul(dh, up), slope), l.mul(dh, f))
-    };
     let n = dh.len();
     let whole = n - n % L::N;
     for i in (0..whole).step_by(L::N) {
-        let (h, dgate, dup) = step(l.take(&dh[i..]), l.take(&gate[i..]), l.take(&up[i..]));
+        let (x, y, z) = (l.take(&dh[i..]), l.take(&gate[i..]), l.take(&up[i..]));
+        let (h, dgate, dup) = back_lanes::<L, C>(l, x, y, z);
         l.put(&mut dh[i..], h);
         l.put(&mut gate[i..], dgate);
         l.put(&mut up[i..], dup);
     }
     if whole < n {
         let (dh, gate, up) = (&mut dh[whole..], &mut gate[whole..], &mut up[whole..]);
-        let part = |x: &[f32]| l.take_part(x, 0.0);
-        let (h, dgate, dup) = step(part(dh), part(gate), part(up));
+        let (x, y) = (l.take_part(dh, 0.0), l.take_part(gate, 0.0));
+        let (h, dgate, dup) = back_lanes::<L, C>(l, x, y, l.take_part(up, 0.0));
         l.put_part(dh, h);
         l.put_part(gate, dgate);
         l.put_part(up, dup);
     }
+}
+
+/// `h`, and the gradients of gate and up. No closure: one would lack the instruction set's features.
+#[inline(always)]
+fn back_lanes<L: Lanes, C: Curve>(l: L, dh: L::V, gate: L::V, up: L::V) -> (L::V, L::V, L::V) {
+    let (f, slope) = C::of(l, gate);
+    (l.mul(f, up), l.mul(l.mul(dh, up), slope), l.mul(dh, f))
 }
 
 #[inline(always)]

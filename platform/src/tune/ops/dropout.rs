@@ -41,6 +41,9 @@ pub fn dropout(team: &Team, v: Vector, mask: Dropout, x: &[f32], out: &mut [f32]
     });
 }
 
+/// Elements that are drawn at a time.
+const BLOCK: usize = 256;
+
 /// How elements are drawn.
 #[derive(Clone, Copy)]
 struct Draw {
@@ -57,10 +60,21 @@ multiversion! {
 
 #[inline(always)]
 fn body<L: Lanes>(_: L, x: &[f32], out: &mut [f32], draw: Draw, first: u32, add: bool) {
-    for (i, (x, out)) in (first..).zip(x.iter().zip(out)) {
-        let dropped = draw.key.word(i) < draw.limit;
-        let kept = if dropped { 0.0 } else { x * draw.factor };
-        *out = if add { *out + kept } else { kept };
+    // Words, factors and products by turns, each a loop over an array: vectors.
+    let (mut words, mut factors) = ([0; BLOCK], [0.0; BLOCK]);
+    let mut count = first;
+    for (x, out) in x.chunks(BLOCK).zip(out.chunks_mut(BLOCK)) {
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = draw.key.word(count.wrapping_add(i as u32));
+        }
+        for (factor, word) in factors.iter_mut().zip(&words) {
+            *factor = if *word < draw.limit { 0.0 } else { draw.factor };
+        }
+        for ((out, x), factor) in out.iter_mut().zip(x).zip(&factors) {
+            let kept = x * factor;
+            *out = if add { *out + kept } else { kept };
+        }
+        count = count.wrapping_add(BLOCK as u32);
     }
 }
 

@@ -121,21 +121,24 @@ fn exp_all_body<L: Lanes>(l: L, z: &mut [f32], top: f32) -> f32 {
 
 #[inline(always)]
 fn capped_body<L: Lanes>(l: L, z: &mut [f32], top: f32, factor: f32, down: f32) {
-    let (top, factor, down) = (l.splat(top), l.splat(factor), l.splat(down));
-    let step = |z: L::V| {
-        let share = l.mul(exp_lanes(l, l.sub(z, top)), factor);
-        let tanh = l.mul(z, down);
-        l.mul(share, l.sub(l.splat(1.0), l.mul(tanh, tanh)))
-    };
+    let constants = (l.splat(top), l.splat(factor), l.splat(down));
     let whole = z.len() - z.len() % L::N;
     for i in (0..whole).step_by(L::N) {
-        let gradient = step(l.take(&z[i..]));
+        let gradient = capped_lanes(l, l.take(&z[i..]), constants);
         l.put(&mut z[i..], gradient);
     }
     if whole < z.len() {
-        let gradient = step(l.take_part(&z[whole..], 0.0));
+        let gradient = capped_lanes(l, l.take_part(&z[whole..], 0.0), constants);
         l.put_part(&mut z[whole..], gradient);
     }
+}
+
+/// No closure: one would lack the instruction set's features.
+#[inline(always)]
+fn capped_lanes<L: Lanes>(l: L, z: L::V, (top, factor, down): (L::V, L::V, L::V)) -> L::V {
+    let share = l.mul(exp_lanes(l, l.sub(z, top)), factor);
+    let tanh = l.mul(z, down);
+    l.mul(share, l.sub(l.splat(1.0), l.mul(tanh, tanh)))
 }
 
 #[cfg(test)]

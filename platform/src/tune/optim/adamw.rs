@@ -138,7 +138,14 @@ impl AdamW {
                             };
                             (w.part(first, len), block)
                         };
-                        v.adamw_block(w, &g[first..first + len], block, &factors, key, first);
+                        v.adamw_block(
+                            w,
+                            &g[first..first + len],
+                            block,
+                            &factors,
+                            key,
+                            first as u32,
+                        );
                     }
                 });
             }
@@ -182,7 +189,7 @@ multiversion! {
         block: Block<'_>,
         f: &Factors,
         key: Key,
-        first: usize,
+        first: u32,
     ) = block_body;
 }
 
@@ -205,13 +212,13 @@ fn block_body<L: Lanes>(
     mut block: Block<'_>,
     f: &Factors,
     key: Key,
-    first: usize,
+    first: u32,
 ) {
     let (mut m, mut v) = ([0.0; BLOCK], [0.0; BLOCK]);
-    let (m, v) = (&mut m[..w.len()], &mut v[..w.len()]);
-    block.decode(m, v);
-    body(l, w, g, m, v, f);
-    block.encode(m, v, key, first);
+    block.decode(&mut m, &mut v);
+    let n = w.len();
+    body(l, w, g, &mut m[..n], &mut v[..n], f);
+    block.encode(&m, &v, key, first);
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 //! f32, seeds within 0.01 of it) these codes give 2.084, rounded to the nearest 2.087; evenly spaced codes
 //! 2.081 and 2.094, and they diverge without the least code.
 
+use super::moments::BLOCK;
 use leanstream_core::act::codec::Key;
 
 /// One block of a tensor's moments.
@@ -30,50 +31,100 @@ const V_STEPS: f32 = 255.0;
 const LEAST: f32 = 1e-28;
 
 impl Block<'_> {
-    /// Moments of the block. Shapes: both (n).
+    /// Moments of the block, zeros behind them.
     #[inline(always)]
-    pub(super) fn decode(&self, m: &mut [f32], v: &mut [f32]) {
+    pub(super) fn decode(&self, m: &mut Full<f32>, v: &mut Full<f32>) {
+        let (mut signed, mut unsigned) = ([0; BLOCK], [0; BLOCK]);
+        signed[..self.m.len()].copy_from_slice(self.m);
+        unsigned[..self.v.len()].copy_from_slice(self.v);
         let scale = *self.m_scale / (M_STEPS * M_STEPS);
-        for (m, code) in m.iter_mut().zip(&*self.m) {
-            let code = f32::from(*code);
+        for (m, code) in m.iter_mut().zip(signed) {
+            let code = f32::from(code);
             *m = code * code.abs() * scale;
         }
         let scale = *self.v_scale / (V_STEPS * V_STEPS * V_STEPS * V_STEPS);
-        for (v, code) in v.iter_mut().zip(&*self.v) {
-            let square = f32::from(*code) * f32::from(*code);
+        for (v, code) in v.iter_mut().zip(unsigned) {
+            let square = f32::from(code) * f32::from(code);
             *v = square * square * scale;
         }
     }
 
-    /// Moments into the block, the first being number `first` of the tensor. Shapes: both (n).
+    /// Moments into the block, the first being number `first` of the tensor; what is behind them is 0.
     #[inline(always)]
-    pub(super) fn encode(&mut self, m: &[f32], v: &[f32], key: Key, first: usize) {
-        let largest = m.iter().fold(0.0f32, |top, m| top.max(m.abs()));
-        *self.m_scale = if largest < LEAST { 0.0 } else { largest };
-        let scale = factor(*self.m_scale, M_STEPS * M_STEPS);
-        for (i, (m, code)) in m.iter().zip(&mut *self.m).enumerate() {
-            // The lower half of a word; in 0 .. 1.
-            let u = (key.word((first + i) as u32) & 0xffff) as f32 * (1.0 / 65536.0);
-            let square = m.abs() * scale;
-            let below = square.sqrt().floor().min(M_STEPS);
-            let share = (square - below * below) / (2.0 * below + 1.0);
-            let size = below + if u < share { 1.0 } else { 0.0 };
-            *code = size.min(M_STEPS).copysign(*m) as i8;
+    pub(super) fn encode(&mut self, m: &Full<f32>, v: &Full<f32>, key: Key, first: u32) {
+        let mut words = [0; BLOCK];
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = key.word(first.wrapping_add(i as u32));
         }
-        let largest = v.iter().fold(0.0f32, |top, v| top.max(*v));
-        *self.v_scale = if largest < LEAST { 0.0 } else { largest };
+        let top = largest(m);
+        *self.m_scale = if top < LEAST { 0.0 } else { top };
+        let mut codes = [0; BLOCK];
+        encode_first(
+            m,
+            factor(*self.m_scale, M_STEPS * M_STEPS),
+            &words,
+            &mut codes,
+        );
+        self.m.copy_from_slice(&codes[..self.m.len()]);
+        let top = largest(v);
+        *self.v_scale = if top < LEAST { 0.0 } else { top };
         let scale = factor(*self.v_scale, V_STEPS * V_STEPS * V_STEPS * V_STEPS);
-        for (i, (v, code)) in v.iter().zip(&mut *self.v).enumerate() {
-            let u = (key.word((first + i) as u32) >> 16) as f32 * (1.0 / 65536.0);
-            let fourth = v * scale;
-            let below = fourth.sqrt().sqrt().floor().min(V_STEPS);
-            let (low, high) = (below * below, (below + 1.0) * (below + 1.0));
-            let share = (fourth - low * low) / (high * high - low * low);
-            let size = below + if u < share { 1.0 } else { 0.0 };
-            let least = if fourth > 0.0 { 1.0 } else { 0.0 };
-            *code = size.max(least).min(V_STEPS) as u8;
+        let mut codes = [0; BLOCK];
+        encode_second(v, scale, &words, &mut codes);
+        self.v.copy_from_slice(&codes[..self.v.len()]);
+    }
+}
+
+/// Something for each parameter of a whole block: loops over it are vectors.
+type Full<T> = [T; BLOCK];
+
+#[inline(always)]
+fn encode_first(m: &Full<f32>, scale: f32, words: &Full<u32>, codes: &mut Full<i8>) {
+    for ((m, word), code) in m.iter().zip(words).zip(codes) {
+        let u = (word & 0xffff) as f32 * (1.0 / 65536.0);
+        let square = m.abs() * scale;
+        let below = square.sqrt().floor().min(M_STEPS);
+        let share = (square - below * below) / (2.0 * below + 1.0);
+        let size = below + if u < share { 1.0 } else { 0.0 };
+        *code = low_byte(size.min(M_STEPS).copysign(*m)).cast_signed();
+    }
+}
+
+#[inline(always)]
+fn encode_second(v: &Full<f32>, scale: f32, words: &Full<u32>, codes: &mut Full<u8>) {
+    for ((v, word), code) in v.iter().zip(words).zip(codes) {
+        let u = (word >> 16) as f32 * (1.0 / 65536.0);
+        let fourth = v * scale;
+        let below = fourth.sqrt().sqrt().floor().min(V_STEPS);
+        let (low, high) = (below * below, (below + 1.0) * (below + 1.0));
+        let share = (fourth - low * low) / (high * high - low * low);
+        let size = below + if u < share { 1.0 } else { 0.0 };
+        let least = if fourth > 0.0 { 1.0 } else { 0.0 };
+        *code = low_byte(size.max(least).min(V_STEPS));
+    }
+}
+
+/// The low byte of a small whole number, by its place in the mantissa: casts that saturate aren't vectors.
+#[inline(always)]
+fn low_byte(x: f32) -> u8 {
+    (x + 12_582_912.0).to_bits() as u8
+}
+
+/// The largest size, in sixteen strands.
+#[inline(always)]
+fn largest(x: &[f32]) -> f32 {
+    let mut tops = [0.0f32; 16];
+    let (chunks, rest) = x.as_chunks::<16>();
+    for chunk in chunks {
+        for (top, x) in tops.iter_mut().zip(chunk) {
+            *top = if x.abs() > *top { x.abs() } else { *top };
         }
     }
+    let mut top = 0.0f32;
+    for x in tops.iter().chain(rest) {
+        top = top.max(x.abs());
+    }
+    top
 }
 
 /// What turns moments into powers of codes.
@@ -84,7 +135,6 @@ fn factor(scale: f32, steps: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::moments::BLOCK;
     use super::*;
     use crate::cpu::vector::testing::Random;
     use leanstream_core::act::codec::Counter;
@@ -103,10 +153,12 @@ mod tests {
             m_scale: &mut 0.0,
             v_scale: &mut 0.0,
         };
-        block.encode(m, v, counter.rounding(), 5);
-        let (mut m, mut v) = (vec![0.0; m.len()], vec![0.0; m.len()]);
-        block.decode(&mut m, &mut v);
-        (m, v)
+        let (mut first, mut second) = ([0.0; BLOCK], [0.0; BLOCK]);
+        first[..m.len()].copy_from_slice(m);
+        second[..v.len()].copy_from_slice(v);
+        block.encode(&first, &second, counter.rounding(), 5);
+        block.decode(&mut first, &mut second);
+        (first[..m.len()].to_vec(), second[..v.len()].to_vec())
     }
 
     #[test]

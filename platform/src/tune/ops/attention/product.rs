@@ -160,35 +160,35 @@ unsafe fn rows_of<L: Lanes, const C: usize, const PART: bool>(l: L, count: usize
 /// The matrices have the tile's elements, and nobody else uses those of the product.
 #[inline(always)]
 unsafe fn tile<L: Lanes, const R: usize, const C: usize, const PART: bool>(l: L, t: &Tile) {
-    // SAFETY: the caller vouches for the elements.
-    let load = |at: *const f32| unsafe {
-        if PART {
-            l.take_part(std::slice::from_raw_parts(at, t.part), 0.0)
-        } else {
-            l.load(at)
-        }
-    };
     let mut sums = [[l.splat(0.0); C]; R];
-    // SAFETY: as above.
+    // SAFETY: the caller vouches for the elements.
     unsafe {
         if t.add {
             for (r, sums) in sums.iter_mut().enumerate() {
                 for (c, sum) in sums.iter_mut().enumerate() {
-                    *sum = load(t.sum.add(r * t.sum_stride + c * L::N));
+                    *sum = load::<L, PART>(l, t.sum.add(r * t.sum_stride + c * L::N), t.part);
                 }
             }
         }
-        for k in 0..t.depth {
+        // No sums of products of sizes in the loop: each would be checked for overflow.
+        let mut rows = [t.left; R];
+        for (r, row) in rows.iter_mut().enumerate() {
+            *row = t.left.add(r * t.row_stride);
+        }
+        let mut from = t.right;
+        for _ in 0..t.depth {
             let mut right = [l.splat(0.0); C];
             for (c, right) in right.iter_mut().enumerate() {
-                *right = load(t.right.add(k * t.right_stride + c * L::N));
+                *right = load::<L, PART>(l, from.add(c * L::N), t.part);
             }
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let left = l.splat(*t.left.add(r * t.row_stride + k * t.depth_stride));
+            for (row, sums) in rows.iter_mut().zip(&mut sums) {
+                let left = l.splat(**row);
+                *row = row.wrapping_add(t.depth_stride);
                 for (sum, right) in sums.iter_mut().zip(right) {
                     *sum = l.fma(left, right, *sum);
                 }
             }
+            from = from.wrapping_add(t.right_stride);
         }
         for (r, sums) in sums.iter().enumerate() {
             for (c, sum) in sums.iter().enumerate() {
@@ -199,6 +199,22 @@ unsafe fn tile<L: Lanes, const R: usize, const C: usize, const PART: bool>(l: L,
                     l.store(to, *sum);
                 }
             }
+        }
+    }
+}
+
+/// A vector or, if `PART`, the first `part` floats of one.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn load<L: Lanes, const PART: bool>(l: L, at: *const f32, part: usize) -> L::V {
+    // SAFETY: the caller vouches for the floats.
+    unsafe {
+        if PART {
+            l.take_part(std::slice::from_raw_parts(at, part), 0.0)
+        } else {
+            l.load(at)
         }
     }
 }
