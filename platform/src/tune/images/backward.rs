@@ -97,7 +97,7 @@ impl Classifier<'_> {
         self.input(from, images, n, x, &mut b.spare);
         if self.learns() {
             self.importance
-                .saw_linear(&self.net, at, n, dy, x, &self.saved, &self.values);
+                .saw_linear(&self.net, at, n, dy, x, &self.saved, &self.folds.gain);
         }
         self.drop_input(from);
         let [w, bias] = [0, 1].map(|i| self.net.params[param + i].range());
@@ -190,7 +190,7 @@ impl Classifier<'_> {
     fn norm_backward(&mut self, index: usize, dy: &mut [f32], hat: &mut [f32], n: usize) {
         let unit = self.net.units[index];
         let outs = unit.conv.outs;
-        self.load(unit.xhat, hat);
+        self.hat(index, hat);
         let [dgamma, dbeta] = &mut self.small;
         let (dgamma, dbeta) = (&mut dgamma[..outs], &mut dbeta[..outs]);
         norm::gradients(
@@ -208,7 +208,8 @@ impl Classifier<'_> {
         }
         let learns = self.learns();
         if learns {
-            self.importance.saw_outputs(dy, n);
+            let spread = &self.folds.spread[unit.channel..unit.channel + outs];
+            self.importance.saw_outputs(dy, n, spread);
         }
         let [dgamma, dbeta] = &self.small;
         let (dgamma, dbeta) = (&dgamma[..outs], &dbeta[..outs]);
@@ -217,14 +218,10 @@ impl Classifier<'_> {
         norm::backward(&self.team, self.vector, dy, hat, gamma, rstd, dgamma, dbeta);
         if learns {
             let rows = (dy.len() / outs) as f64;
-            // What an error in `xhat` is multiplied with in the gradient that is passed on.
-            let factors = gamma.iter().zip(rstd).zip(dgamma);
-            let square: f64 = factors
-                .map(|((gamma, rstd), dgamma)| {
-                    (f64::from(gamma * rstd) * f64::from(*dgamma) / rows).powi(2)
-                })
-                .sum::<f64>()
-                / outs as f64;
+            // What an error in what was saved is multiplied with in the gradient that is passed on.
+            let spread = &self.folds.spread[unit.channel..unit.channel + outs];
+            let factor = |i: usize| f64::from(gamma[i] * rstd[i] * spread[i] * dgamma[i]) / rows;
+            let square = (0..outs).map(|i| factor(i).powi(2)).sum::<f64>() / outs as f64;
             let passed = self.energy(dy);
             self.importance
                 .saw_norm(unit.xhat, n, square, passed, &self.saved);
@@ -247,7 +244,7 @@ impl Classifier<'_> {
         self.input(unit.input, images, n, x, spare);
         if self.learns() {
             self.importance
-                .saw_conv(&self.net, index, n, dy, x, &self.saved, &self.values);
+                .saw_conv(&self.net, index, n, dy, x, &self.saved, &self.folds.gain);
         }
         let range = self.net.params[unit.param].range();
         conv::weight_gradient(

@@ -1,12 +1,13 @@
-//! A classifier's passes: from a batch of images to logits, saving what the backward pass needs; the
-//! backward pass is in a file of its own.
+//! A classifier's passes: from a batch of images to logits, saving what the backward pass needs. Units and
+//! the backward pass are in files of their own.
 
 use leanstream_core::act::Width;
 use leanstream_core::act::pool::TensorId;
 
-use super::conv::{self, Work};
+use super::conv::Work;
 use super::importance::Importance;
 use super::net::{Exact, Input, Net, Step};
+use super::unit::Folds;
 use super::{norm, pool, relu};
 use crate::cpu::vector::Vector;
 use crate::error::Error;
@@ -14,11 +15,6 @@ use crate::tune::act::{Room, Saved};
 use crate::tune::gemm::{Mat, MatMut, Products};
 use crate::tune::ops;
 use crate::tune::team::Team;
-
-/// Added to variances before they divide.
-const EPS: f32 = 1e-5;
-/// Share of a batch's statistics in those that evaluation uses.
-const MOMENTUM: f32 = 0.1;
 
 /// Floats that the passes work in: four times a batch at its widest. Shared by all steps.
 #[derive(Debug, Default)]
@@ -57,6 +53,8 @@ pub struct Classifier<'m> {
     pub learn: bool,
     /// Factors of norms in this batch, by channel.
     pub(super) rstd: Vec<f32>,
+    /// How what norms saved relates to their outputs.
+    pub(super) folds: Folds,
     /// Masks and places.
     pub(super) exact: Vec<u8>,
     pub(super) buffers: Buffers,
@@ -116,6 +114,7 @@ impl<'m> Classifier<'m> {
             importance: Importance::new(&net, batch),
             learn: false,
             rstd: vec![0.0; net.channels],
+            folds: Folds::new(net.channels),
             exact: vec![0; net.exact_len * batch],
             buffers: Buffers {
                 x: buffer(),
@@ -139,7 +138,7 @@ impl<'m> Classifier<'m> {
         let floats = 4 * batch * net.widest()
             + sums_floats(net, batch)
             + 2 * channels_max(net)
-            + net.channels
+            + 4 * net.channels
             + batch;
         (floats * 4
             + Work::bytes(&net.convs(), threads)
@@ -308,58 +307,6 @@ impl<'m> Classifier<'m> {
         }
     }
 
-    /// Convolution and norm, and ReLU where there is one. Shapes: `x` (images, in), `y` (images, out).
-    fn unit(&mut self, index: usize, x: &[f32], y: &mut [f32], train: bool) -> Result<(), Error> {
-        let unit = self.net.units[index];
-        let outs = unit.conv.outs;
-        let [w, gamma, beta] = [0, 1, 2].map(|i| self.net.params[unit.param + i].range());
-        conv::forward(
-            &self.team,
-            self.vector,
-            &mut self.work,
-            &unit.conv,
-            &self.values[w],
-            x,
-            y,
-            false,
-        );
-        let channels = unit.channel..unit.channel + outs;
-        let (means, variances) = self.running.split_at_mut(self.net.channels);
-        let running = means[channels.clone()]
-            .iter_mut()
-            .zip(&mut variances[channels.clone()]);
-        let [one, two] = &mut self.small;
-        let (one, two) = (&mut one[..outs], &mut two[..outs]);
-        let (gamma, beta) = (&self.values[gamma], &self.values[beta]);
-        if train {
-            norm::statistics(&self.team, self.vector, y, &mut self.sums, one, two);
-            let rows = (y.len() / outs) as f32;
-            let rstd = &mut self.rstd[channels];
-            for (i, (mean, variance)) in running.enumerate() {
-                *mean += MOMENTUM * (one[i] - *mean);
-                // Of what the batch was drawn from.
-                let drawn = two[i] * rows / (rows - 1.0).max(1.0);
-                *variance += MOMENTUM * (drawn - *variance);
-                rstd[i] = 1.0 / (two[i] + EPS).sqrt();
-            }
-            norm::normalize(&self.team, self.vector, y, one, rstd);
-            self.save(unit.xhat, y)?;
-            let (gamma, beta) = self.norm_params(index);
-            norm::affine(&self.team, self.vector, y, gamma, beta);
-        } else {
-            for (i, (mean, variance)) in running.enumerate() {
-                one[i] = gamma[i] / (*variance + EPS).sqrt();
-                two[i] = beta[i] - *mean * one[i];
-            }
-            norm::affine(&self.team, self.vector, y, one, two);
-        }
-        if let Some(mask) = unit.mask {
-            let bits = bits(&mut self.exact, self.batch, mask, y.len());
-            relu::relu(&self.team, self.vector, y, bits);
-        }
-        Ok(())
-    }
-
     /// A norm's `gamma` and `beta`.
     pub(super) fn norm_params(&self, unit: usize) -> (&[f32], &[f32]) {
         let param = self.net.units[unit].param;
@@ -367,7 +314,7 @@ impl<'m> Classifier<'m> {
         (gamma, beta)
     }
 
-    fn save(&mut self, kept: usize, x: &[f32]) -> Result<(), Error> {
+    pub(super) fn save(&mut self, kept: usize, x: &[f32]) -> Result<(), Error> {
         let (len, width) = (self.net.kept[kept].len, self.widths[kept]);
         self.saved
             .save(&self.team, TensorId(kept as u32), x, len, width)
@@ -411,30 +358,6 @@ impl<'m> Classifier<'m> {
             }
         }
     }
-
-    /// A unit's output, made again from its `xhat` and mask.
-    fn output(&self, unit: usize, out: &mut [f32]) {
-        let Unmade { xhat, mask } = self.unmade(unit);
-        self.load(xhat, out);
-        let (gamma, beta) = self.norm_params(unit);
-        norm::affine(&self.team, self.vector, out, gamma, beta);
-        let bits = &self.exact[mask.before * self.batch..][..relu::mask_bytes(out.len())];
-        relu::relu_backward(&self.team, self.vector, out, bits);
-    }
-
-    fn unmade(&self, unit: usize) -> Unmade {
-        let unit = self.net.units[unit];
-        Unmade {
-            xhat: unit.xhat,
-            mask: unit.mask.expect("what is an input has ReLU"),
-        }
-    }
-}
-
-/// What a unit's output is made of.
-struct Unmade {
-    xhat: usize,
-    mask: Exact,
 }
 
 /// The bits of `elements` elements of a batch.

@@ -1,8 +1,8 @@
 //! What noise in each saved tensor does to the gradient, from what the backward pass has at hand.
 //!
 //! An input of a convolution is multiplied, pixel by pixel and tap by tap, with the gradient of the output:
-//! [`leanstream_core::act::importance`] with as much of that as an average pixel of the image meets. An
-//! `xhat` serves three times: as the input of the convolution that follows (times `gamma`, where ReLU lets
+//! [`leanstream_core::act::importance`] with as much of that as an average pixel of the image meets. What a
+//! norm saves serves three times: as the input of the convolution that follows (times a gain, where ReLU lets
 //! it through); for `gamma`'s own gradient; and in the gradient that the norm passes on, whose noise
 //! spoils the gradients of all that is below, by as much of these as flows through.
 //!
@@ -101,7 +101,7 @@ impl Importance {
         dy: &[f32],
         x: &[f32],
         saved: &Saved<'_>,
-        values: &[f32],
+        gains: &[f32],
     ) {
         let unit = net.units[index];
         let pixels = unit.conv.height * unit.conv.width;
@@ -113,7 +113,7 @@ impl Importance {
             meets: (unit.conv.kernel * unit.conv.kernel) as f64,
             pixels,
         };
-        self.kernels[index] = self.saw_product(net, &product, saved, values);
+        self.kernels[index] = self.saw_product(net, &product, saved, gains);
     }
 
     /// A linear's weights' gradient is made of `dy` and `x`.
@@ -129,7 +129,7 @@ impl Importance {
         dy: &[f32],
         x: &[f32],
         saved: &Saved<'_>,
-        values: &[f32],
+        gains: &[f32],
     ) {
         let Step::Linear { input, .. } = net.stages[at].step else {
             unreachable!("a linear's number");
@@ -142,7 +142,7 @@ impl Importance {
             meets: 1.0,
             pixels: 1,
         };
-        self.linears[at] = self.saw_product(net, &product, saved, values);
+        self.linears[at] = self.saw_product(net, &product, saved, gains);
     }
 
     /// Squared gradient of the product's weights, as if pixels were independent.
@@ -151,7 +151,7 @@ impl Importance {
         net: &Net,
         product: &Product<'_>,
         saved: &Saved<'_>,
-        values: &[f32],
+        gains: &[f32],
     ) -> f64 {
         let n = product.n;
         let scale = product.meets / product.pixels as f64;
@@ -161,33 +161,33 @@ impl Importance {
             *row = (scale * squared) as f32;
             dy += squared;
         }
-        let (kept, gamma) = match product.input {
+        let (kept, gain) = match product.input {
             Input::Images => return scale * dy * x / n as f64,
             Input::Saved(kept) => (kept, 1.0),
             Input::Unit(index) | Input::Pooled { unit: index, .. } => {
                 let unit = net.units[index];
-                let gamma = &values[net.params[unit.param + 1].range()];
-                let squares = gamma.iter().map(|g| f64::from(g * g));
-                (unit.xhat, squares.sum::<f64>() / gamma.len() as f64)
+                let gains = &gains[unit.channel..unit.channel + unit.conv.outs];
+                (unit.xhat, mean_square(gains))
             }
         };
         // What is 0 is so exactly: its mask says so, or it is its grid's end.
         let others = product.x.iter().filter(|x| **x != 0.0).count() as f64;
-        let factor = gamma * others / (n * net.kept[kept].len) as f64;
+        let factor = gain * others / (n * net.kept[kept].len) as f64;
         self.direct[kept] += factor * self.noise(kept, n, saved, |seen| &seen.rows);
         scale * dy * x / n as f64
     }
 
-    /// The gradient of a norm's output, before [`Importance::saw_norm`].
-    pub(super) fn saw_outputs(&mut self, dy: &[f32], n: usize) {
-        let len = (dy.len() / n) as f64;
+    /// The gradient of a norm's output, before [`Importance::saw_norm`]; `spread` is what saved elements are
+    /// multiplied with in `xhat`.
+    pub(super) fn saw_outputs(&mut self, dy: &[f32], n: usize, spread: &[f32]) {
+        let len = (dy.len() / n) as f64 / mean_square(spread);
         for (row, squared) in self.outputs.iter_mut().zip(squares(dy, n)) {
             *row = (squared / len) as f32;
         }
     }
 
     /// A norm whose `xhat` is tensor `kept` passed on a gradient of squared length `passed`, in which an error
-    /// in `xhat` is multiplied by a factor whose square is `square` on average.
+    /// in what was saved is multiplied by a factor whose square is `square` on average.
     pub(super) fn saw_norm(
         &mut self,
         kept: usize,
@@ -281,6 +281,10 @@ impl Importance {
             *direct = 0.0;
         }
     }
+}
+
+fn mean_square(x: &[f32]) -> f64 {
+    x.iter().map(|x| f64::from(x * x)).sum::<f64>() / x.len() as f64
 }
 
 /// The squared length of each of `n` images.

@@ -23,3 +23,4 @@ pub mod relu;
 #[cfg(test)]
 mod tests;
 pub mod trainer;
+mod unit;

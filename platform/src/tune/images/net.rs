@@ -1,7 +1,7 @@
 //! The shapes of classifiers: steps one after the other, what each keeps for the backward pass, and where
 //! its parameters lie.
 //!
-//! Kept in few bits: each batch norm's `xhat`, and each output that a linear or convolution takes in and
+//! Kept in few bits: each batch norm's `xhat` (where ReLU follows, its distance to where that begins), and each output that a linear or convolution takes in and
 //! that can't be made again from an `xhat`, its exact mask and its parameters. Kept exactly: a bit for each
 //! input of ReLU, two for each output of a max-pool, and each norm's factors.
 

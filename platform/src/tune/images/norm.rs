@@ -104,6 +104,14 @@ pub fn affine(team: &Team, v: Vector, x: &mut [f32], factor: &[f32], term: &[f32
     each_block(team, x, factor.len(), |_, x| v.affine_rows(x, factor, term));
 }
 
+/// `x` becomes `x * factor`, by channel. Shapes: `x` (rows, channels), `factor` (channels).
+///
+/// # Panics
+/// The lengths disagree.
+pub fn scale(team: &Team, v: Vector, x: &mut [f32], factor: &[f32]) {
+    each_block(team, x, factor.len(), |_, x| v.scale_rows(x, factor));
+}
+
 /// The gradients of `gamma` and `beta`: sums of `dy * xhat` and of `dy`. They replace what was there.
 ///
 /// Shapes: `dy`, `xhat` (rows, channels), `dgamma`, `dbeta` (channels), `scratch` of [`scratch_floats`].
@@ -201,6 +209,7 @@ multiversion! {
     fn block_moments(x: &[f32], mean: &mut [f32], square: &mut [f32]) = moments_body;
     fn normalize_rows(x: &mut [f32], mean: &[f32], rstd: &[f32]) = normalize_body;
     fn affine_rows(x: &mut [f32], factor: &[f32], term: &[f32]) = affine_body;
+    fn scale_rows(x: &mut [f32], factor: &[f32]) = scale_body;
     fn gradient_sums(dy: &[f32], xhat: &[f32], products: &mut [f32], sums: &mut [f32]) = sums_body;
     fn norm_backward_rows(dy: &mut [f32], xhat: &[f32], factors: &Factors<'_>, share: f32) = backward_body;
 }
@@ -249,6 +258,20 @@ fn affine_body<L: Lanes>(l: L, x: &mut [f32], factor: &[f32], term: &[f32]) {
         for row in x.chunks_exact_mut(n) {
             let row = &mut row[part.clone()];
             let y = l.fma(get(l, row), factor, term);
+            set(l, row, y);
+        }
+    }
+}
+
+#[inline(always)]
+fn scale_body<L: Lanes>(l: L, x: &mut [f32], factor: &[f32]) {
+    let n = factor.len();
+    for at in (0..n).step_by(L::N) {
+        let part = at..n.min(at + L::N);
+        let factor = get(l, &factor[part.clone()]);
+        for row in x.chunks_exact_mut(n) {
+            let row = &mut row[part.clone()];
+            let y = l.mul(get(l, row), factor);
             set(l, row, y);
         }
     }
@@ -319,7 +342,11 @@ mod tests {
         let mut xhat = x.to_vec();
         normalize(team, v, &mut xhat, &mean, &rstd);
         let mut y = xhat.clone();
-        affine(team, v, &mut y, gamma, beta);
+        scale(team, v, &mut y, gamma);
+        affine(team, v, &mut y, &vec![1.0; n], beta);
+        let mut whole = xhat.clone();
+        affine(team, v, &mut whole, gamma, beta);
+        agree(&y, &wide(&whole), 1e-6, "in one and in two");
         gradients(team, v, dy, &xhat, &mut scratch, &mut dgamma, &mut dbeta);
         let mut dx = dy.to_vec();
         backward(team, v, &mut dx, &xhat, gamma, &rstd, &dgamma, &dbeta);
