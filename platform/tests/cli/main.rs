@@ -13,4 +13,5 @@ mod run;
 mod scripts;
 mod trace;
 mod tune;
+mod tune_memory;
 mod usage;

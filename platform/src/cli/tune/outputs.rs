@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::Tune;
 use super::report::Report;
+use crate::budget::Resident;
 use crate::cli::plot::Plot;
 use crate::error::Error;
 use crate::run::model::Info;
@@ -72,6 +73,7 @@ impl Outputs {
             return Ok(());
         };
         let decoder = &trainer.decoder;
+        let resident = Resident::read();
         let line = json!({
             "step": trainer.step,
             "loss": step.loss,
@@ -84,6 +86,8 @@ impl Outputs {
             "budget_bytes": decoder.watch.budget(),
             "act_limit_bytes": u64::from(decoder.saved.pool().target()) * 4096,
             "mean_bits": decoder.allotment.mean_bits(&decoder.plan),
+            "rss_bytes": resident.map(|resident| resident.now()),
+            "peak_rss_bytes": resident.map(|resident| resident.peak),
         });
         file.write_all(format!("{line}\n").as_bytes())
             .map_err(|error| Error::io(path, "write the log", error))
