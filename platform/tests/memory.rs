@@ -125,9 +125,9 @@ struct Group {
 }
 
 impl Group {
-    /// With a limit in bytes; the reason where there can be none.
-    fn new(limit: u64) -> Result<Self, String> {
-        let name = format!("leanstream-test-{}", std::process::id());
+    /// With a limit in bytes, for one test at a time; the reason where there can be none.
+    fn new(test: &str, limit: u64) -> Result<Self, String> {
+        let name = format!("leanstream-{test}-{}", std::process::id());
         let (root, file, kills): (_, _, fn(&Path) -> u64) =
             if Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists() {
                 ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", |dir| {
@@ -193,7 +193,7 @@ fn a_control_group_of_the_budget_is_enough() {
             continue;
         };
         for mib in budgets {
-            let group = match Group::new(mib << 20) {
+            let group = match Group::new(test, mib << 20) {
                 Ok(group) => group,
                 Err(why) => {
                     eprintln!("skipped: {test}: no memory control group: {why}");
@@ -217,6 +217,63 @@ fn a_control_group_of_the_budget_is_enough() {
                 check(&ran, mib << 20, &name);
             }
         }
+    }
+}
+
+/// Training within 160 MiB, where weights stream, and with more, where they stay: the control group would kill it for a
+/// byte that isn't planned.
+#[test]
+fn tuning_stays_within_a_control_group_of_the_budget() {
+    let test = "tuning_stays_within_a_control_group_of_the_budget";
+    let Some(path) = model(test, &SMOLLM2) else {
+        return;
+    };
+    let scratch = Scratch::new("tune-memory");
+    let data = scratch.join("data.txt");
+    let text: String = (0..400)
+        .map(|i| {
+            format!(
+                "Chapter {i}. The {i} dogs of the town met {} cats. ",
+                i * 7 % 31
+            )
+        })
+        .collect();
+    fs::write(&data, text).expect("a file");
+    for mib in [160u64, 200, 300] {
+        let group = match Group::new(test, mib << 20) {
+            Ok(group) => group,
+            Err(why) => {
+                eprintln!("skipped: {test}: no memory control group: {why}");
+                return;
+            }
+        };
+        let mut command = program(["tune", "--seq", "512", "--steps", "2", "--json", "-m"]);
+        command.arg(&path).arg("--data").arg(&data);
+        command.arg("-o").arg(scratch.join(format!("{mib}.gguf")));
+        command.args(["--budget", &format!("{mib}M")]);
+        let ran = group.run(command);
+        assert_eq!((group.kills)(&group.dir), 0, "{mib} MiB: {ran:?}");
+        let summary = ran.json();
+        assert_eq!(summary["steps"], 2, "{mib} MiB");
+        assert_eq!(summary["tokens"], 1024, "{mib} MiB");
+        let number = |key: &str| summary[key].as_u64().expect("a number");
+        let peak = number("peak_rss_bytes");
+        assert!(peak <= mib << 20, "{mib} MiB: VmHWM {peak}");
+        assert!(ran.max_rss <= mib << 20, "{mib} MiB: {}", ran.max_rss);
+        // Less than half in use would be a plan that wastes what it is given.
+        assert!(
+            peak >= (mib << 20) / 2,
+            "{mib} MiB: only {peak} bytes were used"
+        );
+        let (kept, file) = (
+            number("weights_kept_bytes"),
+            fs::metadata(&path).expect("it").len(),
+        );
+        assert_eq!(
+            kept < file / 2,
+            mib == 160,
+            "{mib} MiB: {kept} bytes of weights stay"
+        );
     }
 }
 
