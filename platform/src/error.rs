@@ -34,6 +34,8 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
+    /// Numbers of a training step aren't finite any more: a damaged weight, or training that went too far.
+    NotFinite(String),
     /// Anything else that stops a run.
     Runtime(String),
     /// A signal asked the program to stop.
@@ -48,7 +50,7 @@ impl Error {
     /// 1 runtime, 2 usage, 3 model file, 4 budget, 5 I/O, 128 + signal, 141 closed pipe.
     pub fn exit_code(&self) -> i32 {
         match self {
-            Self::Runtime(_) => 1,
+            Self::NotFinite(_) | Self::Runtime(_) => 1,
             Self::Usage(_) => 2,
             Self::Model { .. } => 3,
             Self::Budget { .. } => 4,
@@ -86,7 +88,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(why) | Self::Runtime(why) => f.write_str(why),
+            Self::Usage(why) | Self::NotFinite(why) | Self::Runtime(why) => f.write_str(why),
             Self::Model { path, why } => write!(f, "{}: {why}", path.display()),
             Self::Budget {
                 budget,
@@ -157,6 +159,7 @@ mod tests {
         let io = || std::io::Error::from(std::io::ErrorKind::NotFound);
         let cases = [
             (Error::Runtime(String::new()), 1),
+            (Error::NotFinite(String::new()), 1),
             (Error::Usage(String::new()), 2),
             (Error::model(Path::new("m"), "x"), 3),
             (

@@ -4,7 +4,7 @@ mod outputs;
 mod report;
 mod settings;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde_json::{Map, json};
@@ -18,6 +18,7 @@ use crate::budget::{held, parse_size};
 use crate::cpu::Kernels;
 use crate::cpu::vector::Vector;
 use crate::error::{Error, mib, refuse_input};
+use crate::run::blocks;
 use crate::signals;
 use crate::tune::checkpoint::{self, Identity};
 use crate::tune::data::{self, Data};
@@ -143,6 +144,17 @@ pub struct Tune {
     json: bool,
 }
 
+/// The tensor to blame, where numbers stopped being finite because a weight isn't.
+fn explained(error: Error, model: &Path) -> Error {
+    match error {
+        Error::NotFinite(why) => match blocks::blame(model) {
+            Ok(()) => Error::Runtime(format!("{why}; all weights in the file are finite")),
+            Err(damaged) => damaged,
+        },
+        other => other,
+    }
+}
+
 impl Tune {
     pub(super) fn execute(&self, allocator: &Counting) -> Result<(), Error> {
         let settings = self.settings()?;
@@ -229,7 +241,10 @@ impl Tune {
             if trainer.step > saved_at {
                 checkpoint::save(&checkpoint, &identity, &trainer)?;
             }
-            return Err(error);
+            // Looking for a damaged weight takes memory too.
+            drop(trainer);
+            drop(room);
+            return Err(explained(error, &self.model.0));
         }
         outputs.adapter(output, &info, &trainer, self.ty.as_deref())?;
         outputs.finish(&report)?;

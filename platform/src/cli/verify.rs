@@ -2,13 +2,10 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use leanstream_core::gguf::{Gguf, Value};
 use leanstream_core::pack::Ffn;
 use leanstream_core::plan::{self, Model};
-use leanstream_core::quant;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -16,8 +13,8 @@ use super::args::PathArg;
 use super::output::print;
 use crate::error::Error;
 use crate::fetch::hex;
-use crate::pack::CRCS_KEY;
 use crate::pack::check::describe;
+use crate::run::blocks::{check_blocks, regions};
 use crate::run::model::{Headers, Parts};
 use crate::signals;
 use crate::text::Tokenizer;
@@ -42,18 +39,6 @@ pub struct Verify {
     /// print one JSON object
     #[argh(switch)]
     json: bool,
-}
-
-/// A tensor to be read: its name, shard, format, place and length.
-struct Region {
-    name: String,
-    file: usize,
-    /// `None`: integers, in which every value is right.
-    ty: Option<quant::QuantType>,
-    offset: u64,
-    bytes: u64,
-    /// CRC32C of a pack's tensor, where it has them.
-    crc: Option<u32>,
 }
 
 impl Verify {
@@ -96,7 +81,7 @@ impl Verify {
             None => 0,
         };
         let blocks = if self.blocks {
-            check_blocks(&files, &regions)?
+            check_blocks(&files, &regions, BUFFER_BYTES)?
         } else {
             0
         };
@@ -140,93 +125,6 @@ impl Verify {
         }
         print(&out)
     }
-}
-
-fn regions(path: &Path, shards: &[Gguf<'_>]) -> Result<Vec<Region>, Error> {
-    let mut crcs = Vec::new();
-    if let Some(value) = shards[0].get(CRCS_KEY) {
-        let Value::Array(array) = value else {
-            return Err(Error::model(path, format_args!("{CRCS_KEY} is no list")));
-        };
-        crcs.extend(array.values().map(|value| match value {
-            Value::U32(crc) => Some(crc),
-            _ => None,
-        }));
-        let tensors: usize = shards.iter().map(|shard| shard.tensors().count()).sum();
-        if crcs.len() != tensors || crcs.contains(&None) {
-            return Err(Error::model(
-                path,
-                format_args!("{CRCS_KEY} isn't a number for each of the {tensors} tensors"),
-            ));
-        }
-    }
-    let mut crcs = crcs.into_iter().flatten();
-    let mut all = Vec::new();
-    for (file, shard) in shards.iter().enumerate() {
-        all.extend(shard.tensors().map(|tensor| Region {
-            name: tensor.name.to_owned(),
-            file,
-            ty: tensor.ty.quant(),
-            offset: tensor.offset,
-            bytes: tensor.bytes,
-            crc: crcs.next(),
-        }));
-    }
-    Ok(all)
-}
-
-/// Reads every tensor in bounded parts; returns the number of blocks.
-fn check_blocks(files: &[PathBuf], regions: &[Region]) -> Result<u64, Error> {
-    let mut buffer = vec![0; BUFFER_BYTES];
-    let mut blocks = 0;
-    for region in regions {
-        if region.ty.is_none() && region.crc.is_none() {
-            continue;
-        }
-        let path = &files[region.file];
-        let file = File::open(path).map_err(|error| Error::io(path, "open it", error))?;
-        let block = region.ty.map_or(1, |ty| ty.block_bytes());
-        let step = BUFFER_BYTES - BUFFER_BYTES % block;
-        let (mut done, mut crc) = (0, 0);
-        while done < region.bytes {
-            signals::check()?;
-            let part = &mut buffer[..(region.bytes - done).min(step as u64) as usize];
-            file.read_exact_at(part, region.offset + done)
-                .map_err(|error| Error::io(path, "read its weights", error))?;
-            crc = crc32c::crc32c_append(crc, part);
-            if let Some(ty) = region.ty {
-                quant::check(ty, part).map_err(|error| {
-                Error::model(
-                    path,
-                    format_args!(
-                        "tensor {}: block {} has a scale or weight that is no finite number; the file is damaged: \
-                         download it again",
-                        region.name,
-                        blocks_in(done, block) + error.index as u64
-                    ),
-                )
-            })?;
-            }
-            done += part.len() as u64;
-        }
-        if region.crc.is_some_and(|want| want != crc) {
-            return Err(Error::model(
-                path,
-                format_args!(
-                    "tensor {} isn't what was packed: its CRC32C doesn't match; copy the file again, or pack the model again",
-                    region.name
-                ),
-            ));
-        }
-        if region.ty.is_some() {
-            blocks += blocks_in(region.bytes, block);
-        }
-    }
-    Ok(blocks)
-}
-
-fn blocks_in(bytes: u64, block: usize) -> u64 {
-    bytes / block as u64
 }
 
 fn sha256(path: &Path) -> Result<String, Error> {

@@ -2,6 +2,7 @@
 
 pub mod advice;
 pub mod attend;
+pub mod blocks;
 pub mod buffers;
 pub mod cells;
 pub mod clock;

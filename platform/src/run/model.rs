@@ -432,17 +432,27 @@ fn read_vectors(files: &[(PathBuf, u64)], vectors: &[Vector]) -> Result<Vectors,
         out.floats.resize(start + vector.len as usize, 0.0);
         quant::decode(vector.ty, &bytes, &mut out.floats[start..]);
         if let Some(bad) = out.floats[start..].iter().find(|x| !x.is_finite()) {
+            let name = tensor_at(&files[0].0, usize::from(vector.file.0), vector.offset)?;
             return Err(Error::model(
                 path,
-                format_args!(
-                    "a norm or bias at byte {} holds {bad}; the file is damaged: download it again",
-                    vector.offset
-                ),
+                format_args!("tensor {name} holds {bad}; the file is damaged: download it again"),
             ));
         }
         out.starts.push(out.floats.len());
     }
     Ok(out)
+}
+
+/// The name of the tensor that begins at byte `offset` of the model's `file`-th shard, for messages: names aren't
+/// kept.
+fn tensor_at(path: &Path, file: usize, offset: u64) -> Result<String, Error> {
+    Headers::open(path)?.with(|shards, _| {
+        let found = shards[file].tensors().find(|t| t.offset == offset);
+        Ok(found.map_or_else(
+            || format!("at byte {offset}"),
+            |tensor| tensor.name.to_owned(),
+        ))
+    })
 }
 
 fn map_header(path: &Path) -> Result<(PathBuf, u64, Mmap), Error> {

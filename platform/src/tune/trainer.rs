@@ -217,7 +217,7 @@ impl<'m> Trainer<'m> {
     /// One step over the next sequences of `data`.
     ///
     /// # Errors
-    /// A read that fails for good, a stop, a loss that is not a number.
+    /// A read that fails for good, a stop; [`Error::NotFinite`] for a loss or gradient that is no finite number.
     pub fn step(&mut self, data: &Data) -> Result<Step, Error> {
         let end = self.place + u64::from(self.settings.batch);
         let wanted = targets(data, self.place..end);
@@ -243,9 +243,9 @@ impl<'m> Trainer<'m> {
         let rate = self.settings.schedule.at(self.step);
         let Some(factor) = clip_factor(norm, self.settings.clip).filter(|_| loss.is_finite())
         else {
-            return Err(Error::Runtime(format!(
-                "step {}: the loss is {loss} and the gradient's norm {norm}: the weights are damaged (try 'leanstream \
-                 verify --blocks'), or the learning rate of {rate} is too high (--lr)",
+            return Err(Error::NotFinite(format!(
+                "step {}: the loss is {loss} and the gradient's norm {norm}: the learning rate of {rate} is too high \
+                 (--lr), or the weights are damaged",
                 self.step + 1
             )));
         };
@@ -278,7 +278,15 @@ impl<'m> Trainer<'m> {
             sum += loss;
             count += targets;
         }
-        Ok(sum / count as f64)
+        let loss = sum / count as f64;
+        if !loss.is_finite() {
+            return Err(Error::NotFinite(format!(
+                "{}: after {} steps the loss is {loss}: the learning rate is too high (--lr), or the weights are damaged",
+                data.path().display(),
+                self.step
+            )));
+        }
+        Ok(loss)
     }
 
     /// Norm of all gradients.

@@ -13,5 +13,6 @@ mod run;
 mod scripts;
 mod trace;
 mod tune;
+mod tune_damaged;
 mod tune_memory;
 mod usage;

@@ -17,7 +17,7 @@ use super::store::Store;
 use crate::cpu::vector::Vector;
 use crate::error::Error;
 use crate::run::model::Vectors;
-use crate::tune::act::Saved;
+use crate::tune::act::{SaveError, Saved};
 use crate::tune::allotment::Allotment;
 use crate::tune::gemm::Products;
 use crate::tune::memory::{MemoryPlan, widths_of};
@@ -442,7 +442,13 @@ impl Decoder<'_> {
             bits,
         );
         *self.buffer(kind) = buffer;
-        result.map_err(|error| Error::Runtime(format!("layer {index}, {}: {error}", kind.name())))
+        result.map_err(|error| {
+            let why = format!("layer {index}, {}: {error}", kind.name());
+            match error {
+                SaveError::NotFinite { .. } => Error::NotFinite(why),
+                _ => Error::Runtime(why),
+            }
+        })
     }
 
     /// Floats of a token's queries, and of its keys.

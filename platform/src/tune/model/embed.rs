@@ -71,7 +71,7 @@ impl Decoder<'_> {
     /// Reads the model's own weights as the first values of what is trained.
     ///
     /// # Errors
-    /// Weights that can't be read.
+    /// Weights that can't be read, or aren't finite.
     pub fn read_weights(&mut self, files: &[PathBuf]) -> Result<(), Error> {
         let opened = files
             .iter()
@@ -89,6 +89,17 @@ impl Decoder<'_> {
                 opened[file]
                     .read_exact_at(&mut row, from)
                     .map_err(|error| Error::io(&files[file], "read its weights", error))?;
+                if quant::check(matrix.ty, &row).is_err() {
+                    let named = self.params.tensors.iter().find(|t| t.offset == at);
+                    return Err(Error::model(
+                        &files[file],
+                        format_args!(
+                            "tensor {}: row {index} holds a weight that is no finite number; the file is damaged: \
+                             download it again",
+                            named.map_or("of its weights", |tensor| tensor.name.as_str())
+                        ),
+                    ));
+                }
                 let to = at + index * cols;
                 quant::decode(matrix.ty, &row, &mut self.values[to..to + cols]);
             }
