@@ -15,7 +15,7 @@ use super::model::columns::Columns;
 use super::model::head::Losses;
 use super::model::importance::Importance;
 use super::model::kind::Kind as Saved;
-use super::model::net::Net;
+use super::model::net::{Half, Net};
 use super::model::params::{Params, Scheme};
 use super::model::store::Layout;
 use super::ops::Angles;
@@ -156,7 +156,7 @@ fn sizes(net: &Net, settings: &Settings, request: &Request, head_tokens: usize) 
         rank,
         dropout,
         head_norms: first.q_norm.is_some(),
-        posts: first.attn_post.is_some(),
+        posts: first.post(Half::Attention).is_some(),
         head_tokens,
         longest: request.longest,
         threads: settings.threads,

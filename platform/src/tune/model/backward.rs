@@ -7,10 +7,10 @@
 use leanstream_core::plan::{Activation, VectorId};
 
 use super::decoder::{Batch, Decoder, Keep, linears};
-use super::importance::{Half, Importance};
+use super::importance::Importance;
 use super::kind::Kind;
 use super::linear::{Linears, energy, vector};
-use super::net::Site;
+use super::net::Half;
 use crate::error::Error;
 use crate::tune::ops::{self, Direction};
 use crate::tune::optim::sum_squares;
@@ -80,7 +80,8 @@ impl Decoder<'_> {
         let b = &mut self.buffers;
         // A norm's output and its factor are its input.
         let rows = b.x[..tokens * d].chunks_exact_mut(d);
-        for ((x, xhat), rstd) in rows.zip(b.xhat.chunks_exact(d)).zip(factors.attn_norm) {
+        let rstds = &*factors.norms[Half::Attention as usize];
+        for ((x, xhat), rstd) in rows.zip(b.xhat.chunks_exact(d)).zip(rstds) {
             for (x, xhat) in x.iter_mut().zip(xhat) {
                 *x = xhat / *rstd;
             }
@@ -104,96 +105,51 @@ impl Decoder<'_> {
         result.map_err(|error| Error::Runtime(format!("layer {index}, {}: {error}", kind.name())))
     }
 
-    /// The norm's output from its saved `xhat`.
-    fn normed(&mut self, norm: VectorId, n: usize) {
+    /// A half's normed stream from its saved `xhat`.
+    fn normed(&mut self, index: usize, half: Half, tokens: usize) {
+        let n = tokens * self.net.hyper.d as usize;
+        let norm = self.net.layers[index].norm(half);
         let weight = vector(&self.params, &self.values, &self.vectors, norm);
         let b = &mut self.buffers;
         ops::scale_columns(&self.team, self.vector, &b.xhat[..n], weight, &mut b.n[..n]);
     }
 
     fn ffn_backward(&mut self, index: usize, batch: &Batch<'_>, here: bool) -> Result<(), Error> {
-        let layer = self.net.layers[index];
-        let (tokens, d) = (batch.tokens.len(), self.net.hyper.d as usize);
-        let (n, f) = (tokens * d, tokens * self.net.hyper.ff as usize);
-        let act = self.net.hyper.act;
-        let learn = !here && self.learns();
+        let tokens = batch.tokens.len();
+        let f = tokens * self.net.hyper.ff as usize;
         if !here {
             self.load(index, Kind::FfnNorm, tokens)?;
         }
-        self.normed(layer.ffn_norm, n);
+        self.normed(index, Half::Ffn, tokens);
         if !here {
-            let gated = act.gated();
-            if gated && self.has(index, Kind::Gate) {
+            if self.has(index, Kind::Gate) {
                 self.load(index, Kind::Gate, tokens)?;
             }
             if self.has(index, Kind::Up) {
                 self.load(index, Kind::Up, tokens)?;
             } else {
-                self.inputs(index, tokens, true);
+                self.inputs(index, Half::Ffn, tokens, true);
             }
         }
+        let learn = !here && self.learns();
         if learn {
             for kind in [Kind::Gate, Kind::Up] {
                 self.saw_between(index, kind, tokens);
             }
         }
         self.activate(tokens);
-        if layer.ffn_post.is_some() && !here {
-            self.load(index, Kind::FfnPost, tokens)?;
-        }
-        self.post_backward(layer.ffn_post, Half::Ffn, index, tokens);
-        let mut lin = linears!(self, true);
-        let b = (
-            &self.buffers.n,
-            &mut self.buffers.gate,
-            &mut self.buffers.up,
-            &mut self.buffers.act,
-            &mut self.buffers.t,
-        );
-        let (normed, gate, up, h, t) = b;
-        // With a norm behind, `t` is the gradient of its input; without, the stream's own.
-        let dy = match layer.ffn_post {
-            Some(_) => &t[..n],
-            None => &self.buffers.dx[..n],
-        };
-        let rows = self.importance.rows(if learn { tokens } else { 0 });
-        lin.gradients(index, Site::Down, &h[..f], dy, rows);
-        if learn {
-            let squared = energy(&h[..f]);
-            self.importance
-                .saw_linears(index, Half::Ffn, true, tokens, squared);
-        }
-        lin.input_gradient(index, Site::Down, dy, &mut h[..f], false);
-        match act {
+        self.output_backward(index, Half::Ffn, tokens, here)?;
+        let b = &mut self.buffers;
+        let (h, gate, up) = (&mut b.act[..f], &mut b.gate, &mut b.up[..f]);
+        match self.net.hyper.act {
             Activation::ReluSquared => {
-                ops::relu_sq_backward(lin.team, lin.vector, &mut h[..f], &mut up[..f]);
+                ops::relu_sq_backward(&self.team, self.vector, h, up);
             }
-            act => ops::activate_backward(
-                lin.team,
-                lin.vector,
-                act,
-                &mut h[..f],
-                &mut gate[..f],
-                &mut up[..f],
-            ),
-        }
-        let rows = self.importance.rows(if learn { tokens } else { 0 });
-        let mut add = false;
-        for (site, dy) in [(Site::Gate, &*gate), (Site::Up, &*up)] {
-            if site == Site::Gate && !act.gated() {
-                continue;
+            act => {
+                ops::activate_backward(&self.team, self.vector, act, h, &mut gate[..f], up);
             }
-            lin.gradients(index, site, &normed[..n], &dy[..f], rows);
-            lin.input_gradient(index, site, &dy[..f], &mut t[..n], add);
-            add = true;
         }
-        if learn {
-            let squared = energy(&normed[..n]);
-            self.importance
-                .saw_linears(index, Half::Ffn, false, tokens, squared);
-            self.saw_input(index, Kind::FfnNorm, tokens, layer.ffn_norm);
-        }
-        self.norm_backward(layer.ffn_norm, Half::Ffn, index, tokens, learn);
+        self.inputs_backward(index, Half::Ffn, tokens, learn);
         Ok(())
     }
 
@@ -203,13 +159,10 @@ impl Decoder<'_> {
         batch: &Batch<'_>,
         here: bool,
     ) -> Result<(), Error> {
-        let layer = self.net.layers[index];
-        let (tokens, d) = (batch.tokens.len(), self.net.hyper.d as usize);
-        let n = tokens * d;
+        let tokens = batch.tokens.len();
         let (qd, kvd) = self.head_widths();
-        let learn = !here && self.learns();
         self.load(index, Kind::AttnNorm, tokens)?;
-        self.normed(layer.attn_norm, n);
+        self.normed(index, Half::Attention, tokens);
         if !here {
             if self.has(index, Kind::Q) {
                 self.load(index, Kind::Q, tokens)?;
@@ -224,10 +177,8 @@ impl Decoder<'_> {
             } else {
                 self.attend(index, batch);
             }
-            if layer.attn_post.is_some() {
-                self.load(index, Kind::AttnPost, tokens)?;
-            }
         }
+        let learn = !here && self.learns();
         if learn {
             for kind in [Kind::Q, Kind::K, Kind::V] {
                 self.saw_between(index, kind, tokens);
@@ -241,33 +192,12 @@ impl Decoder<'_> {
             let squares = squares * f64::from(scale * scale) * f64::from(dim);
             self.importance.saw_scores(index, squares);
         }
-        self.post_backward(layer.attn_post, Half::Attention, index, tokens);
+        self.output_backward(index, Half::Attention, tokens, here)?;
         let shape = self.attention_shape(index);
-        let mut lin = linears!(self, true);
         let b = &mut self.buffers;
-        let dy = match layer.attn_post {
-            Some(_) => &b.t[..n],
-            None => &b.dx[..n],
-        };
-        let rows = self.importance.rows(if learn { tokens } else { 0 });
-        lin.gradients(index, Site::O, &b.o[..tokens * qd], dy, rows);
-        if learn {
-            let squared = energy(&b.o[..tokens * qd]);
-            self.importance
-                .saw_linears(index, Half::Attention, true, tokens, squared);
-            let ranges = self.importance.ranges(tokens);
-            let id = Kind::O.id(index);
-            if self.saved.squared_ranges(id, 0, ranges).is_ok() {
-                let group = self.saved.group(id).expect("it is saved");
-                let squared = self.columns.mean_square(id);
-                self.importance
-                    .saw_input(index, Kind::O, group, tokens, squared);
-            }
-        }
-        lin.input_gradient(index, Site::O, dy, &mut b.d_o[..tokens * qd], false);
         ops::attention_backward(
-            lin.team,
-            lin.vector,
+            &self.team,
+            self.vector,
             &shape,
             batch.segments,
             &mut b.q[..tokens * qd],
@@ -278,61 +208,112 @@ impl Decoder<'_> {
         );
         self.turn(index, batch, Direction::Backward);
         self.head_norms_backward(index, tokens);
+        self.inputs_backward(index, Half::Attention, tokens, learn);
+        Ok(())
+    }
+
+    /// Through a half's output: from the stream's gradient to that of its output linear's input, which
+    /// goes into `d_o` or `act`.
+    fn output_backward(
+        &mut self,
+        index: usize,
+        half: Half,
+        tokens: usize,
+        here: bool,
+    ) -> Result<(), Error> {
+        let (layer, site) = (self.net.layers[index], half.output());
+        let n = tokens * self.net.hyper.d as usize;
+        let (width, _) = self.net.shape(layer.linear(site));
+        let learn = !here && self.learns();
+        if let Some(post) = layer.post(half) {
+            if !here {
+                self.load(index, Kind::output(half), tokens)?;
+            }
+            self.post_backward(post, half, index, tokens);
+        }
         let mut lin = linears!(self, true);
         let b = &mut self.buffers;
+        // With a norm behind, `t` is the gradient of its input; without, the stream's own.
+        let dy = match layer.post(half) {
+            Some(_) => &b.t[..n],
+            None => &b.dx[..n],
+        };
         let rows = self.importance.rows(if learn { tokens } else { 0 });
-        let mut add = false;
-        for (site, dy, width) in [
-            (Site::Q, &b.q, qd),
-            (Site::K, &b.k, kvd),
-            (Site::V, &b.v, kvd),
-        ] {
-            let dy = &dy[..tokens * width];
-            lin.gradients(index, site, &b.n[..n], dy, rows);
-            if index > 0 || lin.params.vector(layer.attn_norm).is_some() {
-                lin.input_gradient(index, site, dy, &mut b.t[..n], add);
-                add = true;
-            }
-        }
+        let input = match half {
+            Half::Attention => &b.o[..tokens * width],
+            Half::Ffn => &b.act[..tokens * width],
+        };
+        lin.gradients(index, site, input, dy, rows);
         if learn {
-            let squared = energy(&b.n[..n]);
+            let squared = energy(input);
             self.importance
-                .saw_linears(index, Half::Attention, false, tokens, squared);
-            self.saw_input(index, Kind::AttnNorm, tokens, layer.attn_norm);
+                .saw_linears(index, half, true, tokens, squared);
         }
-        // Below the first layer nothing is trained unless everything is.
-        if add {
-            self.norm_backward(layer.attn_norm, Half::Attention, index, tokens, learn);
+        let back = match half {
+            Half::Attention => &mut b.d_o[..tokens * width],
+            Half::Ffn => &mut b.act[..tokens * width],
+        };
+        lin.input_gradient(index, site, dy, back, false);
+        if learn && half == Half::Attention {
+            self.saw_input(index, Kind::O, tokens, 1.0);
         }
         Ok(())
     }
 
     /// Through the norm of a half's output: `t` becomes the gradient of its input.
-    fn post_backward(&mut self, post: Option<VectorId>, half: Half, index: usize, tokens: usize) {
-        let Some(post) = post else {
-            return;
-        };
+    fn post_backward(&mut self, post: VectorId, half: Half, index: usize, tokens: usize) {
         let n = tokens * self.net.hyper.d as usize;
         let factors = self.factors.layer(index, tokens);
-        let weight = vector(&self.params, &self.values, &self.vectors, post);
         let b = &mut self.buffers;
-        let (xhat, rstd) = match half {
-            Half::Attention => (&b.attn_post, factors.attn_post),
-            Half::Ffn => (&b.ffn_post, factors.ffn_post),
+        let xhat = match half {
+            Half::Attention => &b.attn_post[..n],
+            Half::Ffn => &b.ffn_post[..n],
         };
-        ops::rms_norm_backward(
-            &self.team,
-            self.vector,
-            &xhat[..n],
-            rstd,
-            weight,
+        linears!(self, true).norm_backward(
+            post,
+            (xhat, factors.posts[half as usize]),
             &b.dx[..n],
             &mut b.t[..n],
             false,
         );
-        if let Some(at) = self.params.vector(post) {
-            let grads = &mut self.grads[at..at + self.net.hyper.d as usize];
-            ops::rms_norm_weight_gradient(&self.team, self.vector, &xhat[..n], &b.dx[..n], grads);
+    }
+
+    /// Through a half's input linears and the norm before them: what their outputs' gradients say of the
+    /// stream is added to `dx`.
+    fn inputs_backward(&mut self, index: usize, half: Half, tokens: usize, learn: bool) {
+        let layer = self.net.layers[index];
+        let norm = layer.norm(half);
+        let n = tokens * self.net.hyper.d as usize;
+        // Below the first layer's attention nothing is trained unless everything is.
+        let on = index > 0 || half == Half::Ffn || self.params.vector(norm).is_some();
+        let mut lin = linears!(self, true);
+        let b = &mut self.buffers;
+        let rows = self.importance.rows(if learn { tokens } else { 0 });
+        let mut add = false;
+        for &site in half.inputs() {
+            let Some(linear) = layer.linears[site as usize] else {
+                continue;
+            };
+            let (_, width) = lin.net.shape(linear);
+            let grad = std::mem::take(b.inside(site));
+            let dy = &grad[..tokens * width];
+            lin.gradients(index, site, &b.n[..n], dy, rows);
+            if on {
+                lin.input_gradient(index, site, dy, &mut b.t[..n], add);
+                add = true;
+            }
+            *b.inside(site) = grad;
+        }
+        if learn {
+            let squared = energy(&b.n[..n]);
+            self.importance
+                .saw_linears(index, half, false, tokens, squared);
+            let weight = vector(&self.params, &self.values, &self.vectors, norm);
+            let squared = energy(weight) / weight.len() as f64;
+            self.saw_input(index, Kind::normed(half), tokens, squared);
+        }
+        if on {
+            self.norm_backward(norm, half, index, tokens, learn);
         }
     }
 
@@ -350,34 +331,16 @@ impl Decoder<'_> {
         } else {
             0.0
         };
-        let d = self.net.hyper.d as usize;
-        let n = tokens * d;
+        let n = tokens * self.net.hyper.d as usize;
         let factors = self.factors.layer(index, tokens);
-        let rstd = match half {
-            Half::Attention => factors.attn_norm,
-            Half::Ffn => factors.ffn_norm,
-        };
-        let weight = vector(&self.params, &self.values, &self.vectors, norm);
         let b = &mut self.buffers;
-        ops::rms_norm_backward(
-            &self.team,
-            self.vector,
-            &b.xhat[..n],
-            rstd,
-            weight,
+        linears!(self, true).norm_backward(
+            norm,
+            (&b.xhat[..n], factors.norms[half as usize]),
             &b.t[..n],
             &mut b.dx[..n],
             true,
         );
-        if let Some(at) = self.params.vector(norm) {
-            ops::rms_norm_weight_gradient(
-                &self.team,
-                self.vector,
-                &b.xhat[..n],
-                &b.t[..n],
-                &mut self.grads[at..at + d],
-            );
-        }
         if learn {
             let after = self.stream_energy(tokens);
             // What came through the half, as if it were at right angles to what went by.
@@ -391,14 +354,13 @@ impl Decoder<'_> {
         self.learn && Importance::due(self.micro)
     }
 
-    /// The importance of a norm's saved output, whose linears' gradients were just added.
-    fn saw_input(&mut self, index: usize, kind: Kind, tokens: usize, norm: VectorId) {
+    /// The importance of a saved input of linears, whose gradients were just added; `weight` is the mean
+    /// square of what its columns are multiplied by before.
+    fn saw_input(&mut self, index: usize, kind: Kind, tokens: usize, weight: f64) {
         let id = kind.id(index);
         let ranges = self.importance.ranges(tokens);
         if self.saved.squared_ranges(id, 0, ranges).is_ok() {
-            let weight = vector(&self.params, &self.values, &self.vectors, norm);
-            let squared = energy(weight) / weight.len() as f64;
-            let squared = squared * f64::from(self.columns.mean_square(id));
+            let squared = weight * f64::from(self.columns.mean_square(id));
             let group = self.saved.group(id).expect("it is saved");
             self.importance
                 .saw_input(index, kind, group, tokens, squared as f32);
@@ -461,24 +423,10 @@ impl Decoder<'_> {
             (layer.k_norm, &b.k_hat, factors.k, &mut b.k, kvd),
         ] {
             let norm = norm.expect("both kinds of heads are normed, or none");
-            let weight = vector(&self.params, &self.values, &self.vectors, norm);
             let len = tokens * width;
-            let (hat, out) = (&hat[..len], &mut b.d_o[..len]);
-            ops::rms_norm_backward(
-                &self.team,
-                self.vector,
-                hat,
-                rstd,
-                weight,
-                &grad[..len],
-                out,
-                false,
-            );
-            if let Some(at) = self.params.vector(norm) {
-                let grads = &mut self.grads[at..at + weight.len()];
-                ops::rms_norm_weight_gradient(&self.team, self.vector, hat, &grad[..len], grads);
-            }
-            grad[..len].copy_from_slice(out);
+            let (grad, out) = (&mut grad[..len], &mut b.d_o[..len]);
+            linears!(self, true).norm_backward(norm, (&hat[..len], rstd), grad, out, false);
+            grad.copy_from_slice(out);
         }
     }
 

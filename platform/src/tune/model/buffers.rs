@@ -2,6 +2,7 @@
 
 use leanstream_core::plan::Hyper;
 
+use super::net::Site;
 use crate::tune::ops::AttentionShape;
 
 /// Shapes that decide how large the buffers are.
@@ -135,6 +136,21 @@ buffers! {
     head_back: |s, h| s.head_tokens * d(h);
 }
 
+impl Buffers {
+    /// What is inside a half at one of its linears: an input linear's output, or an output linear's input.
+    pub fn inside(&mut self, site: Site) -> &mut Vec<f32> {
+        match site {
+            Site::Q => &mut self.q,
+            Site::K => &mut self.k,
+            Site::V => &mut self.v,
+            Site::O => &mut self.o,
+            Site::Gate => &mut self.gate,
+            Site::Up => &mut self.up,
+            Site::Down => &mut self.act,
+        }
+    }
+}
+
 /// What adapters compute in.
 pub struct Low {
     /// `A x` (tokens, rank).
@@ -176,14 +192,10 @@ pub struct Factors {
 
 /// One layer's.
 pub struct LayerFactors<'a> {
-    /// (tokens)
-    pub attn_norm: &'a mut [f32],
-    /// (tokens)
-    pub ffn_norm: &'a mut [f32],
-    /// (tokens), or nothing
-    pub attn_post: &'a mut [f32],
-    /// (tokens), or nothing
-    pub ffn_post: &'a mut [f32],
+    /// Of the norms before the halves, by [`Half`](super::net::Half): (tokens) each.
+    pub norms: [&'a mut [f32]; 2],
+    /// Of those of their outputs: (tokens) each, or nothing.
+    pub posts: [&'a mut [f32]; 2],
     /// (tokens, heads), or nothing
     pub q: &'a mut [f32],
     /// (tokens, kv_heads), or nothing
@@ -238,10 +250,8 @@ impl Factors {
             &mut part[..each * tokens]
         };
         LayerFactors {
-            attn_norm: take(1),
-            ffn_norm: take(1),
-            attn_post: take(posts),
-            ffn_post: take(posts),
+            norms: [take(1), take(1)],
+            posts: [take(posts), take(posts)],
             q: take(q),
             k: take(k),
         }

@@ -3,15 +3,15 @@
 
 use std::sync::atomic::AtomicI32;
 
-use leanstream_core::plan::{Activation, Hyper};
+use leanstream_core::plan::Activation;
 
 use super::buffers::{Buffers, Factors, Low, Sizes, attention_shape};
 use super::columns::Columns;
 use super::head::Losses;
 use super::importance::Importance;
 use super::kind::{Kind, LayerPlan};
-use super::linear::{Linears, vector};
-use super::net::{Net, Site};
+use super::linear::Linears;
+use super::net::{Half, Net};
 use super::params::Params;
 use super::store::Store;
 use crate::cpu::vector::Vector;
@@ -194,92 +194,78 @@ impl Decoder<'_> {
         batch: &Batch<'_>,
         keep: Keep,
     ) -> Result<(), Error> {
-        let layer = self.net.layers[index];
-        let Hyper { d, eps, .. } = self.net.hyper;
-        let (tokens, d) = (batch.tokens.len(), d as usize);
-        let n = tokens * d;
-        let factors = self.factors.layer(index, tokens);
-        let b = &mut self.buffers;
-        ops::rms_norm(
-            &self.team,
-            self.vector,
-            &b.x[..n],
-            vector(&self.params, &self.values, &self.vectors, layer.attn_norm),
-            eps,
-            &mut b.n[..n],
-            &mut b.xhat[..n],
-            factors.attn_norm,
-        );
-        self.save(index, Kind::AttnNorm, tokens, keep)?;
+        let tokens = batch.tokens.len();
+        self.norm_forward(index, Half::Attention, tokens, keep)?;
         self.queries(index, batch, keep != Keep::Nothing);
         self.save(index, Kind::Q, tokens, keep)?;
         self.save(index, Kind::K, tokens, keep)?;
         self.save(index, Kind::V, tokens, keep)?;
         self.attend(index, batch);
         self.save(index, Kind::O, tokens, keep)?;
-        let width = self.net.hyper.q_dim() as usize;
-        let (o, t) = (&self.buffers.o[..tokens * width], &mut self.buffers.t[..n]);
-        linears!(self, keep != Keep::Nothing).forward(index, Site::O, o, t);
-        if let Some(post) = layer.attn_post {
-            let factors = self.factors.layer(index, tokens);
-            let weight = vector(&self.params, &self.values, &self.vectors, post);
-            let b = &mut self.buffers;
-            b.attn_post[..n].copy_from_slice(&b.t[..n]);
-            ops::rms_norm_in_place(
-                &self.team,
-                self.vector,
-                &mut b.attn_post[..n],
-                weight,
-                eps,
-                &mut b.t[..n],
-                factors.attn_post,
-            );
-            self.save(index, Kind::AttnPost, tokens, keep)?;
-        }
-        let b = &mut self.buffers;
-        ops::add(&self.team, self.vector, &mut b.x[..n], &b.t[..n]);
-        Ok(())
+        self.add_output(index, Half::Attention, tokens, keep)
     }
 
     fn ffn_forward(&mut self, index: usize, batch: &Batch<'_>, keep: Keep) -> Result<(), Error> {
-        let layer = self.net.layers[index];
-        let Hyper { d, ff, eps, .. } = self.net.hyper;
-        let (tokens, d, ff) = (batch.tokens.len(), d as usize, ff as usize);
-        let n = tokens * d;
-        let factors = self.factors.layer(index, tokens);
-        let b = &mut self.buffers;
-        ops::rms_norm(
-            &self.team,
-            self.vector,
-            &b.x[..n],
-            vector(&self.params, &self.values, &self.vectors, layer.ffn_norm),
-            eps,
-            &mut b.n[..n],
-            &mut b.xhat[..n],
-            factors.ffn_norm,
-        );
-        self.save(index, Kind::FfnNorm, tokens, keep)?;
-        self.inputs(index, tokens, keep != Keep::Nothing);
+        let tokens = batch.tokens.len();
+        self.norm_forward(index, Half::Ffn, tokens, keep)?;
+        self.inputs(index, Half::Ffn, tokens, keep != Keep::Nothing);
         self.save(index, Kind::Gate, tokens, keep)?;
         self.save(index, Kind::Up, tokens, keep)?;
         self.activate(tokens);
-        let (act, t) = (&self.buffers.act[..tokens * ff], &mut self.buffers.t[..n]);
-        linears!(self, keep != Keep::Nothing).forward(index, Site::Down, act, t);
-        if let Some(post) = layer.ffn_post {
+        self.add_output(index, Half::Ffn, tokens, keep)
+    }
+
+    /// The stream, normed for a half, into `n` and `xhat`.
+    fn norm_forward(
+        &mut self,
+        index: usize,
+        half: Half,
+        tokens: usize,
+        keep: Keep,
+    ) -> Result<(), Error> {
+        let norm = self.net.layers[index].norm(half);
+        let n = tokens * self.net.hyper.d as usize;
+        let factors = self.factors.layer(index, tokens);
+        let b = &mut self.buffers;
+        linears!(self, false).norm(
+            norm,
+            &b.x[..n],
+            &mut b.n[..n],
+            &mut b.xhat[..n],
+            factors.norms[half as usize],
+        );
+        self.save(index, Kind::normed(half), tokens, keep)
+    }
+
+    /// A half's output, through the norm that may follow it, is added to the stream.
+    fn add_output(
+        &mut self,
+        index: usize,
+        half: Half,
+        tokens: usize,
+        keep: Keep,
+    ) -> Result<(), Error> {
+        let (layer, site) = (self.net.layers[index], half.output());
+        let n = tokens * self.net.hyper.d as usize;
+        let (width, _) = self.net.shape(layer.linear(site));
+        let b = &mut self.buffers;
+        let input = std::mem::take(b.inside(site));
+        let t = &mut b.t[..n];
+        linears!(self, keep != Keep::Nothing).forward(index, site, &input[..tokens * width], t);
+        *b.inside(site) = input;
+        if let Some(post) = layer.post(half) {
             let factors = self.factors.layer(index, tokens);
-            let weight = vector(&self.params, &self.values, &self.vectors, post);
-            let b = &mut self.buffers;
-            b.ffn_post[..n].copy_from_slice(&b.t[..n]);
-            ops::rms_norm_in_place(
-                &self.team,
-                self.vector,
-                &mut b.ffn_post[..n],
-                weight,
-                eps,
-                &mut b.t[..n],
-                factors.ffn_post,
+            let (xhat, t) = match half {
+                Half::Attention => (&mut b.attn_post, &mut b.t),
+                Half::Ffn => (&mut b.ffn_post, &mut b.t),
+            };
+            linears!(self, false).norm_in_place(
+                post,
+                &mut t[..n],
+                &mut xhat[..n],
+                factors.posts[half as usize],
             );
-            self.save(index, Kind::FfnPost, tokens, keep)?;
+            self.save(index, Kind::output(half), tokens, keep)?;
         }
         let b = &mut self.buffers;
         ops::add(&self.team, self.vector, &mut b.x[..n], &b.t[..n]);
@@ -288,37 +274,38 @@ impl Decoder<'_> {
 
     /// `q`, `k`, `v` of the normed stream in `n`, normed and turned. Keeps what norms of heads divided.
     pub(super) fn queries(&mut self, index: usize, batch: &Batch<'_>, train: bool) {
-        let Hyper { d, eps, .. } = self.net.hyper;
         let layer = self.net.layers[index];
         let tokens = batch.tokens.len();
         let (qd, kvd) = self.head_widths();
-        let input = std::mem::take(&mut self.buffers.n);
-        for (site, width) in [(Site::Q, qd), (Site::K, kvd), (Site::V, kvd)] {
-            let mut out = std::mem::take(self.buffer_of(site));
-            linears!(self, train).forward(
-                index,
-                site,
-                &input[..tokens * d as usize],
-                &mut out[..tokens * width],
-            );
-            *self.buffer_of(site) = out;
-        }
-        self.buffers.n = input;
+        self.inputs(index, Half::Attention, tokens, train);
         let factors = self.factors.layer(index, tokens);
         let b = &mut self.buffers;
-        if let Some(norm) = layer.q_norm {
-            let weight = vector(&self.params, &self.values, &self.vectors, norm);
-            let (x, y) = (&mut b.q_hat[..tokens * qd], &mut b.q[..tokens * qd]);
-            x.copy_from_slice(y);
-            ops::rms_norm_in_place(&self.team, self.vector, x, weight, eps, y, factors.q);
-        }
-        if let Some(norm) = layer.k_norm {
-            let weight = vector(&self.params, &self.values, &self.vectors, norm);
-            let (x, y) = (&mut b.k_hat[..tokens * kvd], &mut b.k[..tokens * kvd]);
-            x.copy_from_slice(y);
-            ops::rms_norm_in_place(&self.team, self.vector, x, weight, eps, y, factors.k);
+        for (norm, x, xhat, rstd, width) in [
+            (layer.q_norm, &mut b.q, &mut b.q_hat, factors.q, qd),
+            (layer.k_norm, &mut b.k, &mut b.k_hat, factors.k, kvd),
+        ] {
+            if let Some(norm) = norm {
+                let (x, xhat) = (&mut x[..tokens * width], &mut xhat[..tokens * width]);
+                linears!(self, false).norm_in_place(norm, x, xhat, rstd);
+            }
         }
         self.turn(index, batch, Direction::Forward);
+    }
+
+    /// A half's linears of the normed stream in `n`.
+    pub(super) fn inputs(&mut self, index: usize, half: Half, tokens: usize, train: bool) {
+        let n = tokens * self.net.hyper.d as usize;
+        let b = &mut self.buffers;
+        for &site in half.inputs() {
+            let Some(linear) = self.net.layers[index].linears[site as usize] else {
+                continue;
+            };
+            let (_, width) = self.net.shape(linear);
+            let mut out = std::mem::take(b.inside(site));
+            let (x, y) = (&b.n[..n], &mut out[..tokens * width]);
+            linears!(self, train).forward(index, site, x, y);
+            *b.inside(site) = out;
+        }
     }
 
     /// Turns queries and keys forward, or, when they have become gradients, back.
@@ -351,26 +338,6 @@ impl Decoder<'_> {
         );
     }
 
-    /// `gate` and `up` of the normed stream in `n`.
-    pub(super) fn inputs(&mut self, index: usize, tokens: usize, train: bool) {
-        let Hyper { d, ff, act, .. } = self.net.hyper;
-        let input = std::mem::take(&mut self.buffers.n);
-        for site in [Site::Gate, Site::Up] {
-            if site == Site::Gate && !act.gated() {
-                continue;
-            }
-            let mut out = std::mem::take(self.buffer_of(site));
-            linears!(self, train).forward(
-                index,
-                site,
-                &input[..tokens * d as usize],
-                &mut out[..tokens * ff as usize],
-            );
-            *self.buffer_of(site) = out;
-        }
-        self.buffers.n = input;
-    }
-
     /// `act` of `gate` and `up`.
     pub(super) fn activate(&mut self, tokens: usize) {
         let len = tokens * self.net.hyper.ff as usize;
@@ -387,19 +354,6 @@ impl Decoder<'_> {
                 &b.up[..len],
                 &mut b.act[..len],
             ),
-        }
-    }
-
-    fn buffer_of(&mut self, site: Site) -> &mut Vec<f32> {
-        let b = &mut self.buffers;
-        match site {
-            Site::Q => &mut b.q,
-            Site::K => &mut b.k,
-            Site::V => &mut b.v,
-            Site::O => &mut b.o,
-            Site::Gate => &mut b.gate,
-            Site::Up => &mut b.up,
-            Site::Down => &mut b.act,
         }
     }
 

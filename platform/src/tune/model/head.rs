@@ -1,9 +1,7 @@
 //! The head and its loss, a few tokens at a time, so that no batch's logits are ever whole.
 
-use leanstream_core::plan::Hyper;
-
-use super::decoder::{Batch, Decoder};
-use super::linear::{trained, vector};
+use super::decoder::{Batch, Decoder, linears};
+use super::linear::{Linears, trained, vector};
 use crate::error::Error;
 use crate::tune::gemm::{Mat, MatMut};
 use crate::tune::ops::{self, MASKED};
@@ -45,22 +43,12 @@ impl Decoder<'_> {
         batch: &Batch<'_>,
         weight: Option<f32>,
     ) -> Result<(f64, usize), Error> {
-        let Hyper { d, eps, .. } = self.net.hyper;
-        let (tokens, d) = (batch.tokens.len(), d as usize);
+        let (tokens, d) = (batch.tokens.len(), self.net.hyper.d as usize);
         let n = tokens * d;
-        let norm = vector(
-            &self.params,
-            &self.values,
-            &self.vectors,
-            self.net.head_norm,
-        );
         let b = &mut self.buffers;
-        ops::rms_norm(
-            &self.team,
-            self.vector,
+        linears!(self, false).norm(
+            self.net.head_norm,
             &b.x[..n],
-            norm,
-            eps,
             &mut b.n[..n],
             &mut b.xhat[..n],
             &mut self.losses.rstd[..tokens],
@@ -90,27 +78,14 @@ impl Decoder<'_> {
         if weight.is_none() {
             return Ok((sum, count));
         }
-        let norm = vector(
-            &self.params,
-            &self.values,
-            &self.vectors,
-            self.net.head_norm,
-        );
         let b = &mut self.buffers;
-        ops::rms_norm_backward(
-            &self.team,
-            self.vector,
-            &b.xhat[..n],
-            &self.losses.rstd[..tokens],
-            norm,
+        linears!(self, true).norm_backward(
+            self.net.head_norm,
+            (&b.xhat[..n], &self.losses.rstd[..tokens]),
             &b.t[..n],
             &mut b.dx[..n],
             false,
         );
-        if let Some(at) = self.params.vector(self.net.head_norm) {
-            let grads = &mut self.grads[at..at + d];
-            ops::rms_norm_weight_gradient(&self.team, self.vector, &b.xhat[..n], &b.t[..n], grads);
-        }
         Ok((sum, count))
     }
 

@@ -12,15 +12,7 @@
 use leanstream_core::act::importance::importance;
 
 use super::kind::Kind;
-
-/// Which half of a layer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Half {
-    /// Attention.
-    Attention,
-    /// The feed-forward network.
-    Ffn,
-}
+use super::net::Half;
 
 /// What one layer showed.
 #[derive(Clone, Copy, Debug, Default)]

@@ -4,6 +4,8 @@ use leanstream_core::act::Width;
 use leanstream_core::act::pool::TensorId;
 use leanstream_core::plan::Hyper;
 
+use super::net::Half;
+
 /// A saved tensor of a layer, in the order in which the forward pass makes them. Each is (tokens, width).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
@@ -76,6 +78,22 @@ impl Kind {
             Self::Gate | Self::Up => hyper.ff,
         };
         width as usize
+    }
+
+    /// The normed stream that a half begins with.
+    pub fn normed(half: Half) -> Self {
+        match half {
+            Half::Attention => Self::AttnNorm,
+            Half::Ffn => Self::FfnNorm,
+        }
+    }
+
+    /// A half's normed output.
+    pub fn output(half: Half) -> Self {
+        match half {
+            Half::Attention => Self::AttnPost,
+            Half::Ffn => Self::FfnPost,
+        }
     }
 
     /// The number of this tensor of a layer among all saved ones.

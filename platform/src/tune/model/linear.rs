@@ -1,12 +1,12 @@
 //! A linear with what is trained at it: an adapter beside frozen weights, or the weights themselves.
 
 use leanstream_core::act::codec::Counter;
-use leanstream_core::plan::Linear;
+use leanstream_core::plan::{Linear, VectorId};
 use leanstream_core::quant::QuantType;
 
 use super::net::{Net, Site};
 use super::params::{Params, Scheme};
-use super::store::Store;
+use super::store::{Held, Store};
 use crate::cpu::Rows;
 use crate::cpu::vector::Vector;
 use crate::run::model::Vectors;
@@ -23,7 +23,24 @@ pub fn trained(values: &[f32], cols: usize) -> Rows<'_> {
     }
 }
 
-/// What linears are computed with; borrowed for a while from the decoder.
+/// A linear's weights.
+enum Weight<'a> {
+    /// Floats among the trained tensors.
+    Trained(Rows<'a>),
+    /// Held by the store.
+    Frozen(Held<'a>),
+}
+
+impl Weight<'_> {
+    fn rows(&self) -> Rows<'_> {
+        match self {
+            Self::Trained(rows) => *rows,
+            Self::Frozen(held) => held.rows(),
+        }
+    }
+}
+
+/// What linears and norms are computed with; borrowed for a while from the decoder.
 pub struct Linears<'a> {
     /// The threads.
     pub team: &'a Team,
@@ -51,10 +68,62 @@ pub struct Linears<'a> {
     pub noise: Option<(u64, u64)>,
 }
 
-impl Linears<'_> {
+impl<'a> Linears<'a> {
     /// A norm's weight or a bias.
-    pub fn vector(&self, id: leanstream_core::plan::VectorId) -> &[f32] {
+    pub fn vector(&self, id: VectorId) -> &'a [f32] {
         vector(self.params, self.values, self.vectors, id)
+    }
+
+    fn weight(&self, linear: Linear) -> Weight<'a> {
+        let matrix = self.net.matrix(linear);
+        match self.params.matrix(linear.matrix) {
+            Some(at) => {
+                let (rows, cols) = (matrix.rows as usize, matrix.cols as usize);
+                Weight::Trained(trained(&self.values[at..at + rows * cols], cols))
+            }
+            None => {
+                let store = self.store.expect("frozen weights are in a store");
+                Weight::Frozen(store.matrix(linear.matrix, matrix))
+            }
+        }
+    }
+
+    /// The RMS norm `y` of `x`. Shapes: `x`, `y`, `xhat` (rows, width), `rstd` (rows).
+    pub fn norm(
+        &self,
+        norm: VectorId,
+        x: &[f32],
+        y: &mut [f32],
+        xhat: &mut [f32],
+        rstd: &mut [f32],
+    ) {
+        let (weight, eps) = (self.vector(norm), self.net.hyper.eps);
+        ops::rms_norm(self.team, self.vector, x, weight, eps, y, xhat, rstd);
+    }
+
+    /// The same, of what is in `y`.
+    pub fn norm_in_place(&self, norm: VectorId, y: &mut [f32], xhat: &mut [f32], rstd: &mut [f32]) {
+        let (weight, eps) = (self.vector(norm), self.net.hyper.eps);
+        xhat.copy_from_slice(y);
+        ops::rms_norm_in_place(self.team, self.vector, xhat, weight, eps, y, rstd);
+    }
+
+    /// `dx (+)=` the gradient of a norm's input, and adds that of its weight where that is trained.
+    /// Shapes: `xhat`, `dy`, `dx` (rows, width), `rstd` (rows).
+    pub fn norm_backward(
+        &mut self,
+        norm: VectorId,
+        (xhat, rstd): (&[f32], &[f32]),
+        dy: &[f32],
+        dx: &mut [f32],
+        add: bool,
+    ) {
+        let weight = self.vector(norm);
+        ops::rms_norm_backward(self.team, self.vector, xhat, rstd, weight, dy, dx, add);
+        if let Some(at) = self.params.vector(norm) {
+            let grads = &mut self.grads[at..at + weight.len()];
+            ops::rms_norm_weight_gradient(self.team, self.vector, xhat, dy, grads);
+        }
     }
 
     /// `y = W x + bias + alpha / rank * B (A x)`. Shapes: `x` (tokens, inputs), `y` (tokens, outputs).
@@ -75,21 +144,8 @@ impl Linears<'_> {
     }
 
     fn product(&mut self, linear: Linear, x: &[f32], y: &mut [f32]) {
-        let matrix = self.net.matrix(linear);
-        let store = self.store;
-        let held;
-        let rows = match self.params.matrix(linear.matrix) {
-            Some(at) => {
-                let (rows, cols) = (matrix.rows as usize, matrix.cols as usize);
-                trained(&self.values[at..at + rows * cols], cols)
-            }
-            None => {
-                let store = store.expect("frozen weights are in a store");
-                held = store.matrix(linear.matrix, matrix);
-                held.rows()
-            }
-        };
-        self.products.forward(self.team, rows, x, y, false);
+        let weight = self.weight(linear);
+        self.products.forward(self.team, weight.rows(), x, y, false);
         if let Some(bias) = linear.bias {
             ops::add_bias(self.team, self.vector, y, self.vector(bias));
         }
@@ -186,17 +242,9 @@ impl Linears<'_> {
         let linear = self.net.layers[layer].linear(site);
         let (inputs, outputs) = self.net.shape(linear);
         let tokens = dy.len() / outputs;
-        let matrix = self.net.matrix(linear);
-        let held;
-        let rows = match self.params.matrix(linear.matrix) {
-            Some(at) => trained(&self.values[at..at + outputs * inputs], inputs),
-            None => {
-                let store = self.store.expect("frozen weights are in a store");
-                held = store.matrix(linear.matrix, matrix);
-                held.rows()
-            }
-        };
-        self.products.backward(self.team, rows, dy, dx, add);
+        let weight = self.weight(linear);
+        self.products
+            .backward(self.team, weight.rows(), dy, dx, add);
         let Some(pair) = self.params.pair(layer, site) else {
             return;
         };
@@ -223,7 +271,7 @@ pub fn vector<'a>(
     params: &Params,
     values: &'a [f32],
     vectors: &'a Vectors,
-    id: leanstream_core::plan::VectorId,
+    id: VectorId,
 ) -> &'a [f32] {
     let frozen = vectors.get(id);
     match params.vector(id) {

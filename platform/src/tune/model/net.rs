@@ -63,26 +63,59 @@ impl Site {
     }
 }
 
+/// Which half of a layer. Each norms the residual stream, computes, and adds its output to the stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Half {
+    /// Attention.
+    Attention,
+    /// The feed-forward network.
+    Ffn,
+}
+
+impl Half {
+    /// The linears of its normed input.
+    pub fn inputs(self) -> &'static [Site] {
+        match self {
+            Self::Attention => &[Site::Q, Site::K, Site::V],
+            Self::Ffn => &[Site::Gate, Site::Up],
+        }
+    }
+
+    /// The linear that makes its output.
+    pub fn output(self) -> Site {
+        match self {
+            Self::Attention => Site::O,
+            Self::Ffn => Site::Down,
+        }
+    }
+}
+
 /// One block.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer {
-    /// RMS norm before attention.
-    pub attn_norm: VectorId,
+    /// RMS norm before each half, by [`Half`].
+    pub norms: [VectorId; 2],
+    /// RMS norm of each half's output before it is added.
+    pub posts: [Option<VectorId>; 2],
     /// RMS norm of each query head.
     pub q_norm: Option<VectorId>,
     /// RMS norm of each key head.
     pub k_norm: Option<VectorId>,
-    /// RMS norm of attention's output before it is added.
-    pub attn_post: Option<VectorId>,
-    /// RMS norm before the feed-forward network.
-    pub ffn_norm: VectorId,
-    /// RMS norm of its output before it is added.
-    pub ffn_post: Option<VectorId>,
     /// Its linears, by [`Site`]; an ungated network has no gate.
     pub linears: [Option<Linear>; Site::ALL.len()],
 }
 
 impl Layer {
+    /// RMS norm before a half.
+    pub fn norm(&self, half: Half) -> VectorId {
+        self.norms[half as usize]
+    }
+
+    /// RMS norm of a half's output before it is added.
+    pub fn post(&self, half: Half) -> Option<VectorId> {
+        self.posts[half as usize]
+    }
+
     /// The linear at a site that every layer has, or that the caller knows this one has.
     pub fn linear(&self, site: Site) -> Linear {
         self.linears[site as usize].expect("the layer has this linear")
@@ -142,12 +175,13 @@ impl Net {
                 Op::Down { post } => {
                     linears[Site::Down as usize] = a;
                     layers.push(Layer {
-                        attn_norm: norm.expect("a layer begins with its queries"),
+                        norms: [
+                            norm.expect("a layer begins with its queries"),
+                            ffn_norm.expect("Up comes before Down"),
+                        ],
+                        posts: [attn_post, post],
                         q_norm,
                         k_norm,
-                        attn_post,
-                        ffn_norm: ffn_norm.expect("Up comes before Down"),
-                        ffn_post: post,
                         linears,
                     });
                 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use leanstream_core::plan::{MatrixId, VectorId};
 
-use super::net::{Net, Site};
+use super::net::{Half, Net, Site};
 
 /// What is trained.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -216,12 +216,12 @@ impl Names {
                 names.matrices[linear.matrix.0 as usize] = name;
             }
             let norms = [
-                (Some(layer.attn_norm), "attn_norm"),
+                (Some(layer.norm(Half::Attention)), "attn_norm"),
                 (layer.q_norm, "attn_q_norm"),
                 (layer.k_norm, "attn_k_norm"),
-                (layer.attn_post, "post_attention_norm"),
-                (Some(layer.ffn_norm), "ffn_norm"),
-                (layer.ffn_post, "post_ffw_norm"),
+                (layer.post(Half::Attention), "post_attention_norm"),
+                (Some(layer.norm(Half::Ffn)), "ffn_norm"),
+                (layer.post(Half::Ffn), "post_ffw_norm"),
             ];
             for (id, name) in norms {
                 if let Some(id) = id {
