@@ -9,6 +9,7 @@ pub mod data;
 pub mod export;
 pub mod gemm;
 pub mod images;
+mod lent;
 pub mod memory;
 pub mod merge;
 pub mod model;

@@ -9,6 +9,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::lent::Lent;
 use crate::pool::{Job, Pool, Task};
 
 /// Bytes of a worker's stack.
@@ -47,18 +48,6 @@ pub struct Sheet<'a> {
     /// Floats a row.
     pub row: usize,
 }
-
-/// The address of a sheet, for the threads that write disjoint rows of it.
-#[derive(Clone, Copy)]
-struct Base {
-    at: *mut f32,
-    row: usize,
-}
-
-// SAFETY: chunks take disjoint rows of it, and the sheet's borrow outlasts them.
-unsafe impl Send for Base {}
-// SAFETY: as above.
-unsafe impl Sync for Base {}
 
 impl Team {
     /// A team of `threads` threads, the caller counted; at least 1.
@@ -114,25 +103,20 @@ impl Team {
     ) {
         assert!(N > 0 && per > 0, "something to cut");
         let count = sheets[0].data.len() / sheets[0].row;
-        let bases = sheets.map(|sheet| {
+        let lent = sheets.map(|sheet| {
             assert_eq!(
                 sheet.data.len(),
                 count * sheet.row,
                 "as many whole rows in each sheet"
             );
-            Base {
-                at: sheet.data.as_mut_ptr(),
-                row: sheet.row,
-            }
+            (Lent::new(sheet.data), sheet.row)
         });
         self.each(count.div_ceil(per), &|chunk, thread| {
             let first = chunk * per;
             let rows = per.min(count - first);
-            let parts = bases.map(|base| {
-                // SAFETY: rows `first ..` of a sheet of `count` rows, which no other chunk takes.
-                unsafe {
-                    std::slice::from_raw_parts_mut(base.at.add(first * base.row), rows * base.row)
-                }
+            let parts = lent.each_ref().map(|(sheet, row)| {
+                // SAFETY: rows that no other chunk takes.
+                unsafe { sheet.part(first * row, rows * row) }
             });
             f(first, parts, thread);
         });

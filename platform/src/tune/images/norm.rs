@@ -8,7 +8,7 @@
 use super::lanes::{get, set};
 use crate::cpu::vector::lanes::Lanes;
 use crate::cpu::vector::{Vector, multiversion};
-use crate::tune::ops::lent::Lent;
+use crate::tune::lent::Lent;
 use crate::tune::team::{Sheet, Team};
 
 /// Floats of a block.

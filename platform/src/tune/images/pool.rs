@@ -6,7 +6,7 @@
 use leanstream_core::act::codec::mask;
 
 use crate::cpu::vector::Vector;
-use crate::tune::ops::lent::Lent;
+use crate::tune::lent::Lent;
 use crate::tune::team::{Sheet, Team};
 
 /// The most channels of an image that is pooled.

@@ -4,7 +4,7 @@ use leanstream_core::act::codec::mask;
 
 use crate::cpu::vector::lanes::Lanes;
 use crate::cpu::vector::{Vector, multiversion};
-use crate::tune::ops::lent::Lent;
+use crate::tune::lent::Lent;
 use crate::tune::team::Team;
 
 /// Elements of a chunk: whole bytes of bits.

@@ -1,9 +1,9 @@
 //! Rows of the embedding for tokens, and the gradient of the rows.
 
-use super::lent::Lent;
 use super::{CHUNK_COLUMNS, rows_per_chunk};
 use crate::cpu::Rows;
 use crate::cpu::vector::Vector;
+use crate::tune::lent::Lent;
 use crate::tune::team::{Sheet, Team};
 use leanstream_core::quant;
 

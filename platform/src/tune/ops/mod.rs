@@ -12,7 +12,6 @@ mod arith;
 mod attention;
 mod dropout;
 mod embedding;
-pub(in crate::tune) mod lent;
 mod loss;
 mod norm;
 mod rope;

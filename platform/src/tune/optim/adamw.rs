@@ -7,7 +7,7 @@ use super::bits8::Block;
 use super::moments::{BLOCK, Moments, Store};
 use crate::cpu::vector::lanes::Lanes;
 use crate::cpu::vector::{Vector, multiversion};
-use crate::tune::ops::lent::Lent;
+use crate::tune::lent::Lent;
 use crate::tune::team::{Sheet, Team};
 use leanstream_core::act::codec::{Counter, Key};
 

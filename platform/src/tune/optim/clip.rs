@@ -1,7 +1,7 @@
 //! The norm of all gradients together, and the factor that keeps it below a limit.
 
 use crate::cpu::vector::Vector;
-use crate::tune::ops::lent::Lent;
+use crate::tune::lent::Lent;
 use crate::tune::team::Team;
 
 /// Parts that a tensor's sum is cut into at most, whatever the number of threads.

@@ -12,7 +12,7 @@ mod plane;
 mod tests;
 
 use crate::cpu::vector::Vector;
-use crate::tune::ops::lent::Lent;
+use crate::tune::lent::Lent;
 use crate::tune::team::Team;
 use plane::Plane;
 

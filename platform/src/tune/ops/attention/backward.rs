@@ -3,7 +3,7 @@
 use super::tile::{Head, Tile, across};
 use super::{AttentionShape, QUERIES, longest};
 use crate::cpu::vector::Vector;
-use crate::tune::ops::lent::Lent;
+use crate::tune::lent::Lent;
 use crate::tune::ops::rows_per_chunk;
 use crate::tune::team::{Sheet, Team};
 

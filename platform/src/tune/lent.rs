@@ -1,4 +1,4 @@
-//! Elements that the chunks of a fork write, each its own part, where the parts aren't whole rows.
+//! Elements that the chunks of a fork write, each its own part.
 
 use std::marker::PhantomData;
 
