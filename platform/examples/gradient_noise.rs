@@ -21,7 +21,7 @@ use leanstream::tune::data::{self, Data};
 use leanstream::tune::memory::{self, Request};
 use leanstream::tune::model::kind::{Kind, LayerPlan};
 use leanstream::tune::model::params::Scheme;
-use leanstream::tune::optim::{Decay, Schedule};
+use leanstream::tune::optim::{Decay, Precision, Schedule};
 use leanstream::tune::packing::{Order, Packing};
 use leanstream::tune::settings::{ActBits, Recompute, Settings};
 use leanstream::tune::setup::{self, Reading};
@@ -78,7 +78,7 @@ fn measure(model: &Path, text: &Path, steps: u32, seq: u32) -> Result<(), Error>
         seed: 1,
         act: ActBits::Fixed(Width::F32),
         recompute: Recompute::Never,
-        optim8: false,
+        moments: Precision::F32,
         threads: 2,
     };
     let reading = Reading {

@@ -8,6 +8,7 @@ use leanstream::synth::vocab::Vocab;
 use leanstream::synth::{Arch, Spec};
 use leanstream::tune::data::{Data, Options};
 use leanstream::tune::model::params::Scheme;
+use leanstream::tune::optim::Precision;
 use leanstream::tune::settings::{ActBits, Recompute, Settings};
 use leanstream::tune::setup;
 use leanstream::tune::trainer::Trainer;
@@ -50,7 +51,7 @@ fn a_step_allocates_nothing() {
             auto(Scheme::Full),
             Settings {
                 act: ActBits::Fixed(Width::Four),
-                optim8: true,
+                moments: Precision::Bits8,
                 ..settings(LORA)
             },
             Settings {

@@ -19,7 +19,7 @@ use super::model::net::{Half, Net};
 use super::model::params::{Params, Scheme};
 use super::model::store::Layout;
 use super::ops::Angles;
-use super::optim::{Moments, Precision};
+use super::optim::Moments;
 use super::packing::Packing;
 use super::settings::{ActBits, Recompute, Settings};
 use super::team::STACK_BYTES;
@@ -185,15 +185,10 @@ fn with_head(
     add(Kind::Tokenizer, request.tokenizer);
     add(Kind::Vectors, request.vectors);
     add(Kind::Data, request.data + Packing::bytes(request.tokens));
-    let precision = if settings.optim8 {
-        Precision::Bits8
-    } else {
-        Precision::F32
-    };
     let moments: u64 = params
         .tensors
         .iter()
-        .map(|tensor| Moments::bytes(precision, tensor.rows * tensor.cols) as u64)
+        .map(|tensor| Moments::bytes(settings.moments, tensor.rows * tensor.cols) as u64)
         .sum();
     add(Kind::Trained, params.count as u64 * 8 + moments);
     let angles = 2 * Angles::bytes(request.longest, hyper.rope_dims as usize) as u64;

@@ -3,6 +3,7 @@
 use leanstream_core::act::Width;
 
 use super::model::params::Scheme;
+use super::optim::{Precision, Schedule};
 
 /// At which width activations are saved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,7 +75,7 @@ pub struct Settings {
     /// Steps.
     pub steps: u64,
     /// Learning rate by step.
-    pub schedule: super::optim::Schedule,
+    pub schedule: Schedule,
     /// Decoupled weight decay.
     pub weight_decay: f32,
     /// Largest norm of the gradient.
@@ -85,8 +86,8 @@ pub struct Settings {
     pub act: ActBits,
     /// What is computed again.
     pub recompute: Recompute,
-    /// Whether the optimizer's averages are held in 8 bits.
-    pub optim8: bool,
+    /// How the optimizer's moments are held.
+    pub moments: Precision,
     /// Threads.
     pub threads: usize,
 }

@@ -22,7 +22,7 @@ use super::model::net::Net;
 use super::model::params::{Params, Scheme};
 use super::model::store::{Layout, Store};
 use super::ops::Angles;
-use super::optim::{AdamW, Moments, Precision, Update, clip_factor, sum_squares};
+use super::optim::{AdamW, Moments, Update, clip_factor, sum_squares};
 use super::packing::{Order, Packing, targets};
 use super::settings::{ActBits, Recompute, Settings};
 use super::team::Team;
@@ -145,15 +145,10 @@ impl<'m> Trainer<'m> {
             .map_err(|error| Error::Runtime(error.to_string()))?;
         let team = Team::new(settings.threads)
             .map_err(|error| Error::io(&path, "start a thread for it", error))?;
-        let precision = if settings.optim8 {
-            Precision::Bits8
-        } else {
-            Precision::F32
-        };
         let moments = params
             .tensors
             .iter()
-            .map(|tensor| Moments::new(precision, tensor.rows * tensor.cols))
+            .map(|tensor| Moments::new(settings.moments, tensor.rows * tensor.cols))
             .collect();
         let angles = angles(&hyper, rope_factors.as_deref(), sizes.longest)
             .map_err(|error| Error::model(&path, error))?;

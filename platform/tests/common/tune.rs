@@ -9,7 +9,7 @@ use leanstream::io::{self, Direct};
 use leanstream::run::model::Info;
 use leanstream::tune::memory::{self, MemoryPlan, Request};
 use leanstream::tune::model::params::Scheme;
-use leanstream::tune::optim::{Decay, Schedule};
+use leanstream::tune::optim::{Decay, Precision, Schedule};
 use leanstream::tune::settings::{ActBits, Recompute, Settings};
 use leanstream::tune::setup::{self, Reading};
 use leanstream::tune::trainer::Parts;
@@ -42,7 +42,7 @@ pub fn settings(scheme: Scheme) -> Settings {
         seed: 1,
         act: ActBits::Fixed(leanstream_core::act::Width::F32),
         recompute: Recompute::Never,
-        optim8: false,
+        moments: Precision::F32,
         threads: 2,
     }
 }

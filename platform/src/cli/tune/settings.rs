@@ -5,7 +5,7 @@ use crate::cli::storage::threads;
 use crate::error::Error;
 use crate::tune::model::net::Site;
 use crate::tune::model::params::Scheme;
-use crate::tune::optim::{Decay, Schedule};
+use crate::tune::optim::{Decay, Precision, Schedule};
 use crate::tune::settings::{ActBits, Recompute, Settings};
 
 /// Largest rank that makes sense: more is a full matrix.
@@ -67,9 +67,9 @@ impl Tune {
                 format_args!("'{}' is none of auto, never, layers", self.recompute),
             )
         })?;
-        let optim8 = match self.optim_bits {
-            8 => true,
-            32 => false,
+        let moments = match self.optim_bits {
+            8 => Precision::Bits8,
+            32 => Precision::F32,
             other => return Err(usage("--optim-bits", format_args!("{other}: 8 or 32"))),
         };
         if self.ty.is_some() && !self.full {
@@ -92,7 +92,7 @@ impl Tune {
             seed: self.seed,
             act,
             recompute,
-            optim8,
+            moments,
             threads: threads(self.threads)? as usize,
         })
     }
