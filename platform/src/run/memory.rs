@@ -56,13 +56,13 @@ const FLIGHT_BYTES: u32 = 2 << 20;
 const READS: std::ops::RangeInclusive<u32> = 4..=32;
 
 /// What a storage backend holds beside the slots: the rings' pages, or its threads' stacks.
-const READ_BUFFERS: u64 = 256 << 10;
+pub(crate) const READ_BUFFERS: u64 = 256 << 10;
 
 /// Room for what can't be counted: the kernel's structures, a library's first use of something.
 const MARGIN: u64 = 512 << 10;
 
 /// Page tables and the allocator's rounding grow with what is held.
-fn margin_of(bytes: u64) -> u64 {
+pub(crate) fn margin_of(bytes: u64) -> u64 {
     bytes.div_ceil(128)
 }
 
@@ -191,12 +191,17 @@ pub fn plan(info: &Info, weights: &Weights, request: &Request) -> Result<MemoryP
     if least.ledger.check(request.budget).is_ok() {
         return Ok(least);
     }
-    Err(Error::Budget {
-        budget: request.budget,
+    Err(too_small(&least.ledger, request.budget, request.held))
+}
+
+/// That `budget` is less than what stands in `ledger`, of which the process holds `held` bytes already.
+pub(crate) fn too_small(ledger: &Ledger, budget: u64, held: u64) -> Error {
+    Error::Budget {
+        budget,
         // The next process may hold a little more when it plans; what is named must do for it too.
-        least: least.ledger.total() + HELD_VARIES.min(request.held),
-        table: table(&least.ledger),
-    })
+        least: ledger.total() + HELD_VARIES.min(held),
+        table: table(ledger),
+    }
 }
 
 /// The ledger as printed lines.

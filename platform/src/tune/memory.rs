@@ -25,22 +25,14 @@ use super::settings::{ActBits, Recompute, Settings};
 use super::team::STACK_BYTES;
 use crate::cpu::vector::Vector;
 use crate::error::Error;
-use crate::run::memory::table;
+use crate::run::memory::{READ_BUFFERS, margin_of, too_small};
 
 /// Tokens of the head that share a chunk: as many as fit, at least the last.
 const HEAD_TOKENS: [usize; 4] = [64, 32, 16, 8];
-/// What a storage backend holds beside the slots.
-const READ_BUFFERS: u64 = 256 << 10;
 /// Log lines, reports, the figure's points.
 const TEXT: u64 = 256 << 10;
 /// Room for what can't be counted, and for page tables and the allocator's rounding.
 const MARGIN: u64 = 1 << 20;
-/// By how much the pages that a process holds when it plans differ from run to run.
-const HELD_VARIES: u64 = 256 << 10;
-
-fn margin_of(bytes: u64) -> u64 {
-    bytes.div_ceil(128)
-}
 
 /// What a run asks for.
 #[derive(Clone, Copy, Debug)]
@@ -137,11 +129,7 @@ pub fn plan(
         last = Some(candidate);
     }
     let least = last.expect("a chunk of few tokens was tried");
-    Err(Error::Budget {
-        budget: request.budget,
-        least: least.ledger.total() + HELD_VARIES.min(request.held),
-        table: table(&least.ledger),
-    })
+    Err(too_small(&least.ledger, request.budget, request.held))
 }
 
 /// Shapes of the work space.
@@ -227,7 +215,7 @@ fn with_head(
         .add(Kind::Margin, MARGIN + margin_of(fixed))
         .expect("a ledger of possible sizes");
 
-    let page = PAGE_BYTES as u64 + PAGE_BYTES as u64 / 128;
+    let page = PAGE_BYTES as u64 + margin_of(PAGE_BYTES as u64);
     let slot = layout.map_or(0, |layout| {
         layout.slot_bytes as u64 + margin_of(layout.slot_bytes as u64)
     });
