@@ -1,8 +1,8 @@
 //! How many bits each saved tensor gets: the decoder's tensors as the allotment's sites and groups.
 
+use leanstream_core::act::Width;
 use leanstream_core::act::allot::{self, Group, Recompute as Again, Site, TooTight};
 use leanstream_core::act::importance::{Average, floor};
-use leanstream_core::act::{Width, pool::TensorId};
 use leanstream_core::plan::Hyper;
 
 use super::act::Layout;
@@ -43,19 +43,16 @@ pub struct Allotment {
     priors: Vec<f32>,
     /// By tensor id, for what gives way first.
     by_tensor: Vec<f32>,
-    /// Share of a step's time that a group's recomputation takes.
-    shares: Vec<f32>,
 }
 
-/// Groups of tensors that are saved or recomputed together: from the attention's normed input, or from
-/// the feed-forward's.
-const GROUPS: [(&[Kind], Option<f32>); 5] = [
-    (&[Kind::AttnNorm], None),
-    // Shares of a layer's time are set by the model's shape.
-    (&[Kind::Q, Kind::K, Kind::V, Kind::O], Some(0.0)),
-    (&[Kind::AttnPost, Kind::FfnNorm], None),
-    (&[Kind::Gate, Kind::Up], Some(0.0)),
-    (&[Kind::FfnPost], None),
+/// Groups of tensors that are saved or recomputed together, and whether they can be recomputed: from the
+/// attention's normed input, or from the feed-forward's.
+const GROUPS: [(&[Kind], bool); 5] = [
+    (&[Kind::AttnNorm], false),
+    (&[Kind::Q, Kind::K, Kind::V, Kind::O], true),
+    (&[Kind::AttnPost, Kind::FfnNorm], false),
+    (&[Kind::Gate, Kind::Up], true),
+    (&[Kind::FfnPost], false),
 ];
 
 impl Allotment {
@@ -77,7 +74,6 @@ impl Allotment {
             elements: Vec::new(),
             priors: Vec::new(),
             by_tensor: vec![0.0; hyper.layers as usize * Kind::COUNT],
-            shares: Vec::new(),
         };
         // Products forward and twice backward, of all layers and the head.
         let (d, ff) = (f64::from(hyper.d), f64::from(hyper.ff));
@@ -107,13 +103,12 @@ impl Allotment {
                     _ => inputs * d * ff,
                 };
                 let share = (work / step) as f32;
-                let may = again.is_some() && recompute == Recompute::Auto && act == ActBits::Auto;
+                let may = again && recompute == Recompute::Auto && act == ActBits::Auto;
                 let again = may.then_some(Again {
                     pages: 0,
                     loss: share * STEP_WORTH,
                 });
                 all.groups.push(Group::new(first, again));
-                all.shares.push(share);
             }
         }
         let total: f32 = all.elements.iter().sum();
@@ -160,8 +155,8 @@ impl Allotment {
     /// Bytes of its tables.
     pub fn bytes(&self) -> u64 {
         let site = size_of::<Site>() + size_of::<Average>() + size_of::<(usize, Kind)>() + 8;
-        let group = size_of::<Group>() + 4;
-        (self.sites.len() * site + self.groups.len() * group + self.by_tensor.len() * 4) as u64
+        let groups = self.groups.len() * size_of::<Group>();
+        (self.sites.len() * site + groups + self.by_tensor.len() * 4) as u64
     }
 
     /// Pages with everything at `width`.
@@ -330,12 +325,5 @@ impl Allotment {
             (sum + f64::from(site.importance), count + 1)
         });
         sum / f64::from(count.max(1))
-    }
-
-    /// Tensors, for tables.
-    pub fn tensors(&self) -> impl Iterator<Item = (TensorId, Kind)> + '_ {
-        self.places
-            .iter()
-            .map(|(layer, kind)| (kind.id(*layer), *kind))
     }
 }

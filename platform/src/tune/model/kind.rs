@@ -127,9 +127,4 @@ impl LayerPlan {
     pub fn width(&self, kind: Kind) -> Option<Width> {
         self.0[kind as usize]
     }
-
-    /// Whether the whole layer has to be computed again.
-    pub fn replays(&self) -> bool {
-        self.width(Kind::FfnNorm).is_none()
-    }
 }

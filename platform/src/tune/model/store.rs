@@ -34,7 +34,7 @@ pub struct Layout {
     spans: Vec<Extent>,
     /// Spans of each layer, then of the head.
     groups: Vec<Range<u32>>,
-    /// By matrix: its first span, its offset in that, rows of a span of its own (0: all in one).
+    /// By matrix of a layer: its span, and its offset in that.
     places: Vec<Option<Place>>,
     /// Bytes of a slot.
     pub slot_bytes: usize,
@@ -102,7 +102,7 @@ impl Layout {
             }
             layout.groups.push(first..layout.spans.len() as u32);
         }
-        layout.cut_head(net.matrix(net.head), net.head.matrix)?;
+        layout.cut_head(net.matrix(net.head))?;
         Ok(layout)
     }
 
@@ -126,7 +126,7 @@ impl Layout {
     }
 
     /// The head in parts of whole rows that fit a slot.
-    fn cut_head(&mut self, head: &Matrix, id: MatrixId) -> Result<(), &'static str> {
+    fn cut_head(&mut self, head: &Matrix) -> Result<(), &'static str> {
         let first = self.spans.len() as u32;
         let align = u64::from(self.head_align);
         let room = self.slot_bytes as u64 - align;
@@ -148,7 +148,6 @@ impl Layout {
             });
             row += count;
         }
-        self.places[id.0 as usize] = Some(Place { span: first, at: 0 });
         self.groups.push(first..self.spans.len() as u32);
         Ok(())
     }
@@ -179,7 +178,7 @@ impl Layout {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Home {
     Away,
-    Coming(u16),
+    Coming,
     Here,
 }
 
@@ -401,7 +400,7 @@ impl Store {
         if let Some(old) = self.owners[slot].replace(span) {
             self.homes[old as usize] = (Home::Away, SlotId::NONE);
         }
-        self.homes[span as usize] = (Home::Coming(read as u16), SlotId(slot as u32));
+        self.homes[span as usize] = (Home::Coming, SlotId(slot as u32));
         self.reads[read] = Some((span, 1));
         self.backend.start(self.command(span, read));
         Ok(())
