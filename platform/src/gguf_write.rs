@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 use leanstream_core::gguf::{Element, Gguf, Value, ValueType};
 
+use crate::aside::{self, Aside};
+
 /// Tensor data starts at multiples of this many bytes, unless [`Header::aligned`] says otherwise:
 /// GGUF's default, so no key names it.
 pub const ALIGNMENT: u64 = 32;
@@ -259,9 +261,7 @@ impl Header {
     /// # Errors
     /// The file can't be made or written, or another process is at it.
     pub fn create(&self, path: &Path) -> Result<Writer, WriteError> {
-        let mut aside = path.as_os_str().to_owned();
-        aside.push(".tmp");
-        let aside = PathBuf::from(aside);
+        let aside = aside::name(path);
         let error = |doing| {
             let path = path.to_owned();
             move |source| WriteError {
@@ -272,9 +272,8 @@ impl Header {
         };
         let file = open_locked(&aside).map_err(error("create"))?;
         let mut writer = Writer {
-            path: path.to_owned(),
-            aside,
-            file: Some(file),
+            aside: Aside::of(aside, path),
+            file,
             alignment: self.alignment,
             buffer: Vec::with_capacity(BUFFER),
             tensors: self.tensors.iter().map(|t| t.bytes).collect(),
@@ -340,10 +339,9 @@ const PREAMBLE: usize = 24;
 ///
 /// Dropped before [`Writer::finish`], it removes what it wrote.
 pub struct Writer {
-    path: PathBuf,
-    aside: PathBuf,
-    /// `None` once the file has its name.
-    file: Option<File>,
+    /// Dropped before the file, whose lock keeps others from its name till then.
+    aside: Aside,
+    file: File,
     /// Of the tensors' data.
     alignment: u64,
     buffer: Vec<u8>,
@@ -401,7 +399,7 @@ impl Writer {
     pub fn complete(&mut self) -> Result<&Path, WriteError> {
         self.assert_complete();
         self.flush()?;
-        Ok(&self.aside)
+        Ok(self.aside.aside())
     }
 
     /// Replaces bytes of the header that have been written.
@@ -410,8 +408,8 @@ impl Writer {
     /// The disk fails.
     pub fn patch(&mut self, position: u64, bytes: &[u8]) -> Result<(), WriteError> {
         self.flush()?;
-        let file = self.file.as_ref().expect("only finish takes the file");
-        file.write_all_at(bytes, position)
+        self.file
+            .write_all_at(bytes, position)
             .map_err(|source| self.error("write", source))
     }
 
@@ -435,24 +433,18 @@ impl Writer {
     pub fn finish(mut self) -> Result<u64, WriteError> {
         self.assert_complete();
         self.flush()?;
-        let Some(file) = &self.file else {
-            unreachable!("only finish takes the file")
-        };
-        file.sync_all()
+        self.file
+            .sync_all()
             .map_err(|source| self.error("sync", source))?;
-        let len = file
+        let len = self
+            .file
             .metadata()
             .map_err(|source| self.error("look at", source))?
             .len();
-        fs::rename(&self.aside, &self.path).map_err(|source| self.error("rename to", source))?;
-        self.file = None;
-        // The name is on flash only when the directory is.
-        let directory = match self.path.parent() {
-            Some(parent) if parent != Path::new("") => parent,
-            _ => Path::new("."),
-        };
-        File::open(directory)
-            .and_then(|directory| directory.sync_all())
+        self.aside
+            .rename()
+            .map_err(|source| self.error("rename to", source))?;
+        aside::sync_directory(self.aside.path())
             .map_err(|source| self.error("sync the directory of", source))?;
         Ok(len)
     }
@@ -494,27 +486,16 @@ impl Writer {
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        let Some(file) = &mut self.file else {
-            unreachable!("only finish takes the file")
-        };
-        file.write_all(bytes)
+        self.file
+            .write_all(bytes)
             .map_err(|source| self.error("write", source))
     }
 
     fn error(&self, doing: &'static str, source: io::Error) -> WriteError {
         WriteError {
-            path: self.path.clone(),
+            path: self.aside.path().to_owned(),
             doing,
             source,
-        }
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        if self.file.is_some() {
-            // Nothing more can be done where even this fails: the next writer reuses the file.
-            let _ = fs::remove_file(&self.aside);
         }
     }
 }

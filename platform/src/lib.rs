@@ -2,6 +2,7 @@
 
 pub mod alloc;
 pub mod arena;
+pub mod aside;
 pub mod budget;
 pub mod cli;
 pub mod closed;

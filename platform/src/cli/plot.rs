@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use crate::aside::Aside;
 use crate::error::Error;
 
 /// The picture, and in it the axes' box: left, top, right, bottom.
@@ -16,13 +17,10 @@ const COLOURS: [&str; 6] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
 ];
 
-/// A file being made: written aside, under `NAME.tmp`, until it is whole. Dropped before
-/// [`Plot::finish`], it leaves nothing.
+/// A file being made, aside until it is whole. Dropped before [`Plot::finish`], it leaves nothing.
 pub struct Plot {
-    path: PathBuf,
-    aside: PathBuf,
-    /// `None` once the file has its name.
-    file: Option<File>,
+    aside: Aside,
+    file: File,
 }
 
 impl Plot {
@@ -35,14 +33,8 @@ impl Plot {
         if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
             return Err(failed(io::Error::other("it is there and is no file")));
         }
-        let mut aside = path.as_os_str().to_owned();
-        aside.push(".tmp");
-        let aside = PathBuf::from(aside);
-        Ok(Self {
-            path: path.to_owned(),
-            file: Some(File::create(&aside).map_err(failed)?),
-            aside,
-        })
+        let (aside, file) = Aside::create(path).map_err(failed)?;
+        Ok(Self { aside, file })
     }
 
     /// Writes it, and replaces what had its name.
@@ -50,28 +42,10 @@ impl Plot {
     /// # Errors
     /// [`Error::Io`] where the disk is full or fails; the older file stays.
     pub fn finish(mut self, svg: &str) -> Result<(), Error> {
-        self.put(svg)
-            .map_err(|error| Error::io(&self.path, "write it", error))
-    }
-
-    fn put(&mut self, svg: &str) -> io::Result<()> {
-        let Some(file) = &mut self.file else {
-            unreachable!("only this takes the file")
-        };
-        file.write_all(svg.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&self.aside, &self.path)?;
-        self.file = None;
-        Ok(())
-    }
-}
-
-impl Drop for Plot {
-    fn drop(&mut self) {
-        if self.file.is_some() {
-            // Nothing more can be done where even this fails: the next one reuses the file.
-            let _ = fs::remove_file(&self.aside);
-        }
+        self.file
+            .write_all(svg.as_bytes())
+            .and_then(|()| self.aside.finish(&self.file))
+            .map_err(|error| Error::io(self.aside.path(), "write it", error))
     }
 }
 

@@ -1,15 +1,16 @@
 //! Writes a trace while a run goes on: through one buffer of fixed size, without allocating, and into
 //! a file that gets its name only when it is whole.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use leanstream_core::trace::{
     HAS_IMPORTANCE, HAS_RANKS, HAS_SCORES, HEADER_BYTES, Header, RANKS_ADDED, SCORE_SCALE,
     STAGES_MAX, tag,
 };
 
+use crate::aside::{self, Aside};
 use crate::error::Error;
 
 /// Bytes that are gathered before they are written.
@@ -49,9 +50,7 @@ pub enum ReadKind {
 /// nothing more is written. Without a call of it the file is taken away.
 #[derive(Debug)]
 pub struct Recorder {
-    path: PathBuf,
-    /// Where the bytes are until the file is whole.
-    partial: PathBuf,
+    aside: Aside,
     file: File,
     buffer: Vec<u8>,
     /// Units by size.
@@ -95,16 +94,12 @@ impl Recorder {
             source_sha256: meta.source_sha256,
             name,
         };
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        let file = File::create(&partial)
-            .map_err(|source| Error::io(&partial, "write the trace", source))?;
+        let (aside, file) = Aside::create(path)
+            .map_err(|source| Error::io(&aside::name(path), "write the trace", source))?;
         // One record more than the buffer's limit fits, so that it never grows.
         let record = 16 + 2 * meta.units as usize + header.set_bytes();
         let mut recorder = Self {
-            path: path.to_owned(),
-            partial,
+            aside,
             file,
             buffer: Vec::with_capacity(BUFFER_BYTES + record),
             order: Vec::with_capacity(if meta.ranks { meta.units as usize } else { 0 }),
@@ -246,7 +241,7 @@ impl Recorder {
         let failed = self.failed.take();
         failed
             .map_or_else(|| self.seal(), Err)
-            .map_err(|source| Error::io(&self.partial, "write the trace", source))
+            .map_err(|source| Error::io(self.aside.aside(), "write the trace", source))
     }
 
     fn seal(&mut self) -> io::Result<()> {
@@ -262,8 +257,7 @@ impl Recorder {
         self.file.write_all(&[tag::END])?;
         self.file.seek(SeekFrom::Start(0))?;
         self.file.write_all(&self.header.encode())?;
-        self.file.sync_all()?;
-        fs::rename(&self.partial, &self.path)
+        self.aside.finish(&self.file)
     }
 
     fn position(&self) -> u64 {
@@ -297,13 +291,6 @@ impl Recorder {
     }
 }
 
-impl Drop for Recorder {
-    fn drop(&mut self) {
-        // After `finish` there is nothing of that name.
-        let _ = fs::remove_file(&self.partial);
-    }
-}
-
 /// An importance as it is kept: 2^((q - 100) / 12), with 0 for nothing.
 fn level(importance: f32) -> u8 {
     if importance > 0.0 {
@@ -319,6 +306,8 @@ const _: () = assert!(HEADER_BYTES < BUFFER_BYTES, "the header is gathered too")
 mod tests {
     use super::*;
     use leanstream_core::trace::{Record, Trace};
+    use std::fs;
+    use std::path::PathBuf;
 
     const META: Meta<'static> = Meta {
         layers: 2,
@@ -420,7 +409,7 @@ mod tests {
     fn what_was_not_finished_leaves_nothing() {
         let path = path("dropped");
         let recorder = Recorder::begin(&path, &META).expect("a file can be made");
-        let partial = recorder.partial.clone();
+        let partial = recorder.aside.aside().to_owned();
         assert!(partial.exists());
         drop(recorder);
         assert!(!partial.exists() && !path.exists());

@@ -5,14 +5,14 @@
 //! all that; little-endian. The object says what the rest belongs to, so that a file of another run is
 //! told from a damaged one. It grows aside, as `PATH.tmp`, and takes its name when it is on flash.
 
-use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
 use super::trainer::Trainer;
+use crate::aside::Aside;
 use crate::error::Error;
 
 const MAGIC: &[u8; 8] = b"LSTUNE01";
@@ -64,26 +64,13 @@ impl<R: Read> Read for Sum<R> {
 /// # Errors
 /// What can't be written; the older checkpoint stays.
 pub fn save(path: &Path, identity: &Identity, trainer: &Trainer<'_>) -> Result<(), Error> {
-    let mut aside = OsString::from(path.as_os_str());
-    aside.push(".tmp");
-    let aside = PathBuf::from(aside);
-    put(&aside, identity, trainer)
-        .and_then(|()| fs::rename(&aside, path))
-        .and_then(|()| sync_parent(path))
-        .map_err(|error| {
-            let _ = fs::remove_file(&aside);
-            Error::io(path, "write the checkpoint", error)
-        })
+    put(path, identity, trainer).map_err(|error| Error::io(path, "write the checkpoint", error))
 }
 
-fn sync_parent(path: &Path) -> io::Result<()> {
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
-    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
-}
-
-fn put(aside: &Path, identity: &Identity, trainer: &Trainer<'_>) -> io::Result<()> {
+fn put(path: &Path, identity: &Identity, trainer: &Trainer<'_>) -> io::Result<()> {
+    let (mut aside, file) = Aside::create(path)?;
     let mut out = Sum {
-        inner: BufWriter::new(File::create(aside)?),
+        inner: BufWriter::new(file),
         crc: 0,
     };
     let header = json!({
@@ -114,7 +101,7 @@ fn put(aside: &Path, identity: &Identity, trainer: &Trainer<'_>) -> io::Result<(
         .inner
         .into_inner()
         .map_err(io::IntoInnerError::into_error)?;
-    file.sync_all()
+    aside.finish(&file)
 }
 
 /// Brings `trainer` where a checkpoint stands. False when there is none.
