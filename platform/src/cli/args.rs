@@ -10,6 +10,9 @@ use std::fmt::Write as _;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use leanstream_core::quant::QuantType;
+
+use crate::pack::quantize::encodes;
 use crate::run::lora::Use;
 
 /// Begins an argument that travels as hex digits: one that isn't UTF-8, or begins with this.
@@ -153,6 +156,21 @@ impl argh::FromArgValue for LoraArg {
             },
             None => Use { path, scale: 1.0 },
         }))
+    }
+}
+
+/// A type that weights can be stored as.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TypeArg(pub QuantType);
+
+impl argh::FromArgValue for TypeArg {
+    fn from_arg_value(value: &str) -> Result<Self, String> {
+        let types = || QuantType::ALL.into_iter().filter(|ty| encodes(*ty));
+        let found = types().find(|ty| ty.name().eq_ignore_ascii_case(value));
+        found.map(Self).ok_or_else(|| {
+            let known: Vec<_> = types().map(|ty| ty.name().to_ascii_lowercase()).collect();
+            format!("weights can't be stored so; {}", known.join(", "))
+        })
     }
 }
 

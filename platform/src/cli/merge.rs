@@ -1,14 +1,12 @@
 //! `leanstream merge`: adapters become part of a model.
 
-use leanstream_core::quant::QuantType;
 use serde_json::json;
 
-use super::args::{LoraArg, PathArg};
+use super::args::{LoraArg, PathArg, TypeArg};
 use super::output::{print, say};
 use super::pack::Line;
 use crate::budget::Resident;
 use crate::error::{Error, mib};
-use crate::pack::quantize::encodes;
 use crate::run::lora::Use;
 use crate::tune::merge::{self, Options, Report};
 
@@ -28,7 +26,7 @@ pub struct Merge {
     /// type of the merged matrices, such as q8_0 or f16 (default: each keeps its own; rounding to few bits
     /// again costs a part of what the adapter learned)
     #[argh(option, long = "type")]
-    ty: Option<String>,
+    ty: Option<TypeArg>,
     /// threads (default: one a core)
     #[argh(option, short = 't')]
     threads: Option<usize>,
@@ -52,7 +50,7 @@ impl Merge {
         let uses: Vec<Use> = self.lora.iter().map(|lora| lora.0.clone()).collect();
         let options = Options {
             uses: &uses,
-            ty: self.ty()?,
+            ty: self.ty.map(|ty| ty.0),
             threads,
         };
         let mut line = Line::new();
@@ -64,30 +62,6 @@ impl Merge {
         );
         line.clear();
         self.tell(&merged?)
-    }
-
-    fn ty(&self) -> Result<Option<QuantType>, Error> {
-        let Some(name) = &self.ty else {
-            return Ok(None);
-        };
-        let mut types = QuantType::ALL.into_iter().filter(|ty| encodes(*ty));
-        match types
-            .clone()
-            .find(|ty| ty.name().eq_ignore_ascii_case(name))
-        {
-            Some(ty) => Ok(Some(ty)),
-            None => {
-                let first = types
-                    .next()
-                    .map_or(String::new(), |ty| ty.name().to_ascii_lowercase());
-                let all = types.fold(first, |all, ty| {
-                    all + ", " + &ty.name().to_ascii_lowercase()
-                });
-                Err(Error::Usage(format!(
-                    "--type: matrices can't be stored as '{name}'; {all}"
-                )))
-            }
-        }
     }
 
     fn tell(&self, report: &Report) -> Result<(), Error> {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use serde_json::{Map, json};
 
-use super::args::PathArg;
+use super::args::{PathArg, TypeArg};
 use super::output::say;
 use super::setup::default_budget;
 use super::storage::Storage;
@@ -108,7 +108,7 @@ pub struct Tune {
     optim_bits: u32,
     /// type of a fully trained model's matrices, such as q8_0 (default: as they were)
     #[argh(option, long = "type")]
-    ty: Option<String>,
+    ty: Option<TypeArg>,
     /// steps between checkpoints beside the output (default: 50; 0: only when stopped)
     #[argh(option, long = "checkpoint-every", default = "50")]
     checkpoint_every: u64,
@@ -246,7 +246,7 @@ impl Tune {
             drop(room);
             return Err(explained(error, &self.model.0));
         }
-        outputs.adapter(output, &info, &trainer, self.ty.as_deref())?;
+        outputs.adapter(output, &info, &trainer, self.ty.map(|ty| ty.0))?;
         outputs.finish(&report)?;
         report.print(self.json, &trainer, eval.is_some())
     }

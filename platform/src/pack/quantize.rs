@@ -15,6 +15,9 @@ use leanstream_core::quant::QuantType;
 /// Values in a block.
 const LEN: usize = 32;
 
+/// What matrices become whose own type nothing is quantized to.
+pub const INSTEAD: QuantType = QuantType::Q8_0;
+
 /// Whether [`quantize`] knows a type.
 pub fn encodes(ty: QuantType) -> bool {
     !matches!(ty, QuantType::IQ4_NL | QuantType::MXFP4)

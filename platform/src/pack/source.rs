@@ -1,4 +1,4 @@
-//! The model that is packed: its tensors by name, their bytes, its SHA-256.
+//! A model from which another file is made: its tensors by name, their bytes, its SHA-256.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use leanstream_core::gguf::{Element, Gguf};
 use sha2::{Digest, Sha256};
 
+use super::write_error;
 use crate::error::Error;
 use crate::fetch::hex;
+use crate::gguf_write::Writer;
 use crate::run::model::Headers;
 use crate::signals;
 
@@ -116,6 +118,28 @@ impl Source {
         out.clear();
         out.resize(region.bytes as usize, 0);
         self.read(region, 0, out)
+    }
+
+    /// Writes all of a tensor, as it is, to the file that is being made; `passed` hears of every part.
+    ///
+    /// # Errors
+    /// As [`Source::read`], or what can't be written.
+    pub fn copy(
+        &self,
+        region: &Region,
+        writer: &mut Writer,
+        mut passed: impl FnMut(usize),
+    ) -> Result<(), Error> {
+        let mut buffer = vec![0; PART.min(region.bytes as usize)];
+        let mut at = 0;
+        while at < region.bytes {
+            let len = (region.bytes - at).min(buffer.len() as u64) as usize;
+            self.read(region, at, &mut buffer[..len])?;
+            writer.write(&buffer[..len]).map_err(write_error)?;
+            passed(len);
+            at += len as u64;
+        }
+        Ok(())
     }
 
     /// SHA-256 of the files one after the other, in hex. `passed` hears of every part.

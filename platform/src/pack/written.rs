@@ -7,7 +7,7 @@ use super::calibrate::Seen;
 use super::columns::Columns;
 use super::gate::GateRows;
 use super::layout::{Content, Item, Layout};
-use super::source::{self, Source};
+use super::source::Source;
 use super::{Progress, head, order, put, put_all, seal};
 use crate::error::Error;
 use crate::gguf_write::Writer;
@@ -88,7 +88,10 @@ impl<'a> Written<'a> {
         progress: &mut Progress<'_>,
     ) -> Result<(), Error> {
         match item.content {
-            Content::Copy(tensor) => self.copy(tensor, writer),
+            Content::Copy(tensor) => {
+                let region = &self.source.tensors[tensor];
+                self.source.copy(region, writer, |_| ())
+            }
             Content::Permuted { tensor, layer } => self.permuted(tensor, layer, writer),
             Content::GateSketch(layer) => {
                 self.turn_to(layer);
@@ -132,19 +135,6 @@ impl<'a> Written<'a> {
                 })
             }
         }
-    }
-
-    fn copy(&mut self, tensor: usize, writer: &mut Writer) -> Result<(), Error> {
-        let region = &self.source.tensors[tensor];
-        let mut part = vec![0; source::PART.min(region.bytes as usize)];
-        let mut at = 0;
-        while at < region.bytes {
-            let len = (region.bytes - at).min(part.len() as u64) as usize;
-            self.source.read(region, at, &mut part[..len])?;
-            put(writer, &part[..len])?;
-            at += len as u64;
-        }
-        Ok(())
     }
 
     fn permuted(&mut self, tensor: usize, layer: usize, writer: &mut Writer) -> Result<(), Error> {

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use leanstream_core::quant::QuantType;
+
 use super::adapter::{self, About, Part, Precision};
 use super::model::net::Site;
 use super::model::params::Scheme;
@@ -17,7 +19,7 @@ pub fn write(
     path: &Path,
     info: &Info,
     trainer: &Trainer<'_>,
-    ty: Option<&str>,
+    ty: Option<QuantType>,
 ) -> Result<(), Error> {
     let decoder = &trainer.decoder;
     let Scheme::Lora { alpha, .. } = decoder.params.scheme else {

@@ -12,8 +12,8 @@ use leanstream_core::quant::{self, QuantType};
 
 use crate::error::{Error, refuse_input};
 use crate::gguf_write::{ALIGNMENT_MAX, Header, Writer};
-use crate::pack::quantize::{encodes, quantize};
-use crate::pack::source::{PART, Region, Source};
+use crate::pack::quantize::{INSTEAD, encodes, quantize};
+use crate::pack::source::{Region, Source};
 use crate::pack::{Progress, write_error};
 use crate::run::lora::Use;
 use crate::run::model::Headers;
@@ -21,9 +21,6 @@ use crate::tune::adapter::{Adapter, Pair};
 
 /// Weights that are held at once as f32.
 const WEIGHTS: usize = 1 << 20;
-
-/// What matrices become whose own type nothing is quantized to.
-const INSTEAD: QuantType = QuantType::Q8_0;
 
 /// How adapters are merged.
 #[derive(Clone, Copy, Debug)]
@@ -128,8 +125,11 @@ pub fn merge(
         source: &source,
         writer: header.create(out).map_err(write_error)?,
         threads: options.threads.max(1),
-        progress,
-        done: 0,
+        passed: Passed {
+            progress,
+            bytes: 0,
+            all: source.bytes,
+        },
         sums: Sums::default(),
     };
     for (number, (tensor, ty)) in source.tensors.iter().zip(&types).enumerate() {
@@ -266,29 +266,29 @@ struct Written<'a, 'p> {
     source: &'a Source,
     writer: Writer,
     threads: usize,
-    progress: &'a mut Progress<'p>,
-    done: u64,
+    passed: Passed<'a, 'p>,
     sums: Sums,
 }
 
-impl Written<'_, '_> {
-    fn advance(&mut self, bytes: usize) {
-        self.done += bytes as u64;
-        (self.progress)("merging", self.done, self.source.bytes);
-    }
+/// How far it is, for who wants to see it.
+struct Passed<'a, 'p> {
+    progress: &'a mut Progress<'p>,
+    bytes: u64,
+    all: u64,
+}
 
+impl Passed<'_, '_> {
+    fn add(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+        (self.progress)("merging", self.bytes, self.all);
+    }
+}
+
+impl Written<'_, '_> {
     /// A tensor as it is.
     fn copy(&mut self, tensor: &Region) -> Result<(), Error> {
-        let mut part = vec![0; PART.min(tensor.bytes as usize)];
-        let mut from = 0;
-        while from < tensor.bytes {
-            let len = (PART as u64).min(tensor.bytes - from) as usize;
-            self.source.read(tensor, from, &mut part[..len])?;
-            self.writer.write(&part[..len]).map_err(write_error)?;
-            self.advance(len);
-            from += len as u64;
-        }
-        Ok(())
+        self.source
+            .copy(tensor, &mut self.writer, |bytes| self.passed.add(bytes))
     }
 
     /// A matrix with its adapters.
@@ -359,7 +359,7 @@ impl Written<'_, '_> {
                 self.sums.error += row.error;
             }
             self.writer.write(to).map_err(write_error)?;
-            self.advance(from.len());
+            self.passed.add(from.len());
         }
         Ok(())
     }

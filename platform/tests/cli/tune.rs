@@ -290,6 +290,8 @@ fn bad_data_has_messages_of_its_own() {
         ("--lr nan", "learning rate"),
         ("--full --rank 4", "--full"),
         ("--type q8_0", "--full"),
+        ("--full --type q9_9", "q4_0"),
+        ("--full --type mxfp4", "q4_0"),
         ("--seq 1000000", "--seq"),
         ("--recompute some", "--recompute"),
         ("--dropout 1", "--dropout"),
@@ -301,4 +303,6 @@ fn bad_data_has_messages_of_its_own() {
     assert!(ran.failed(2).contains("is read"), "{}", ran.stderr);
     let ran = tune(&model, &data, &scratch.join("no/where.gguf"), "--steps 1");
     ran.failed(5);
+    // None of them trained before it found out.
+    assert!(!scratch.join("a.gguf.ckpt").exists());
 }

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use leanstream_core::quant::QuantType;
 use serde_json::json;
 
 use super::Tune;
@@ -102,7 +103,7 @@ impl Outputs {
         path: &Path,
         info: &Info,
         trainer: &Trainer<'_>,
-        ty: Option<&str>,
+        ty: Option<QuantType>,
     ) -> Result<(), Error> {
         export::write(path, info, trainer, ty)
     }
