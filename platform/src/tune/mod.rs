@@ -18,6 +18,7 @@ pub mod optim;
 pub mod packing;
 pub mod settings;
 pub mod setup;
+mod sites;
 pub mod team;
 pub mod trainer;
 pub mod watch;

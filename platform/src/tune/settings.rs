@@ -15,6 +15,14 @@ pub enum ActBits {
 }
 
 impl ActBits {
+    /// The width that all have.
+    pub fn fixed(self) -> Option<Width> {
+        match self {
+            Self::Auto => None,
+            Self::Fixed(width) => Some(width),
+        }
+    }
+
     /// As it is written.
     pub fn name(self) -> String {
         match self {
