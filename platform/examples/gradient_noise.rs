@@ -18,14 +18,14 @@ use leanstream::error::Error;
 use leanstream::io::{self, Direct};
 use leanstream::tune::allotment::Allotment;
 use leanstream::tune::data::{self, Data};
-use leanstream::tune::memory::{self, Request};
+use leanstream::tune::memory::{self, MemoryPlan, Request};
 use leanstream::tune::model::kind::{Kind, LayerPlan};
 use leanstream::tune::model::params::Scheme;
 use leanstream::tune::optim::{Decay, Precision, Schedule};
 use leanstream::tune::packing::{Order, Packing};
 use leanstream::tune::settings::{ActBits, Recompute, Settings};
 use leanstream::tune::setup::{self, Reading};
-use leanstream::tune::trainer::Trainer;
+use leanstream::tune::trainer::{Parts, Trainer};
 use leanstream::tune::watch::Watch;
 use leanstream_core::act::Width;
 
@@ -33,6 +33,10 @@ static NO_SIGNAL: AtomicI32 = AtomicI32::new(0);
 
 /// Micro-batches that are averaged over.
 const BATCHES: u64 = 3;
+/// Bytes of memory: plenty.
+const BUDGET: u64 = 4 << 30;
+/// Everything as it is.
+const EXACT: LayerPlan = LayerPlan([Some(Width::F32); Kind::COUNT]);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -55,15 +59,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(model: &Path, text: &Path, steps: u32, seq: u32) -> Result<(), Error> {
-    let scheme = Scheme::Lora {
-        rank: 8,
-        alpha: 16.0,
-        dropout: 0.0,
-        sites: [true; 7],
-    };
-    let settings = Settings {
-        scheme,
+/// Adapters on all linears, everything saved as f32, a constant rate.
+fn settings(steps: u32) -> Settings {
+    Settings {
+        scheme: Scheme::Lora {
+            rank: 8,
+            alpha: 16.0,
+            dropout: 0.0,
+            sites: [true; 7],
+        },
         batch: 1,
         steps: u64::from(steps),
         schedule: Schedule {
@@ -80,154 +84,197 @@ fn measure(model: &Path, text: &Path, steps: u32, seq: u32) -> Result<(), Error>
         recompute: Recompute::Never,
         moments: Precision::F32,
         threads: 2,
-    };
+    }
+}
+
+fn measure(model: &Path, text: &Path, steps: u32, seq: u32) -> Result<(), Error> {
+    let settings = settings(steps);
     let reading = Reading {
         direct: Direct::Auto,
         io: io::Options::default(),
         stop: &NO_SIGNAL,
     };
-    let (info, parts) = setup::prepare(model, scheme, Vector::detect(), &reading)?;
-    let data = Data::load(
-        text,
-        &info.tokenizer,
-        data::Options {
-            seq,
-            seed: 1,
-            bytes_max: 1 << 30,
-        },
-    )?;
-    let request = Request {
-        budget: 4 << 30,
-        held: 0,
-        tokenizer: 0,
-        vectors: 0,
-        data: 0,
-        tokens: data.longest(),
-        longest: data.longest(),
+    let (info, parts) = setup::prepare(model, settings.scheme, Vector::detect(), &reading)?;
+    let options = data::Options {
+        seq,
+        seed: 1,
+        bytes_max: 1 << 30,
     };
-    let layout = parts.layout.as_ref();
-    let plan = memory::plan(
-        &parts.net,
-        layout,
-        &parts.params,
-        &settings,
-        parts.vector,
-        &request,
-    )?;
+    let data = Data::load(text, &info.tokenizer, options)?;
+    let plan = plan(&parts, &settings, data.longest())?;
     let mut room = setup::room(&parts, &plan)?;
-    let posts = plan.sizes.posts;
-    let hyper = parts.net.hyper;
-    let mut trainer = Trainer::new(parts, plan, &mut room, settings, Watch::fixed(4 << 30))?;
+    let mut trainer = Trainer::new(parts, plan, &mut room, settings, Watch::fixed(BUDGET))?;
     trainer.begin(&info.paths)?;
     for _ in 0..steps {
         trainer.step(&data)?;
     }
-    let layers = hyper.layers as usize;
-    let exact = LayerPlan::all(Width::F32);
-    let mut packing = Packing::new(data.longest());
-    // Importances are learned where everything is at hand: at eight bits.
-    let mut learned = Allotment::new(
-        &hyper,
-        posts,
-        data.longest(),
-        ActBits::Auto,
-        Recompute::Auto,
-    );
     trainer.decoder.learn = true;
     trainer.decoder.micro = 0;
-    let mut cases: Vec<(String, LayerPlan)> = Width::CODES
-        .into_iter()
-        .map(|width| (format!("all at {width}"), LayerPlan::all(width)))
-        .collect();
-    let kinds: Vec<Kind> = Kind::ALL
-        .into_iter()
-        .filter(|kind| kind.width(&hyper, posts) > 0)
-        .collect();
-    for kind in &kinds {
-        let mut plan = exact;
-        plan.0[*kind as usize] = Some(Width::Two);
-        cases.push((format!("{} at 2", kind.name()), plan));
-    }
-    let mut noise = vec![0.0; cases.len()];
-    for index in 0..BATCHES {
-        let place = trainer.place + index;
-        packing.fill(&data, Order::Shuffled, place..place + 1);
-        let batch = packing.batch();
-        let weight = 1.0 / batch.targets.len() as f32;
-        let gradient = |trainer: &mut Trainer<'_>, plan: LayerPlan| {
-            let decoder = &mut trainer.decoder;
-            decoder.plan.fill(plan);
-            decoder.grads.fill(0.0);
-            decoder.micro = 4 * index;
-            decoder.step(&batch, weight).map(|_| decoder.grads.clone())
-        };
-        let want = gradient(&mut trainer, exact)?;
-        let size: f64 = want.iter().map(|g| f64::from(*g).powi(2)).sum();
-        for ((name, plan), noise) in cases.iter().zip(&mut noise) {
-            let got = gradient(&mut trainer, *plan)?;
-            let off: f64 = got
-                .iter()
-                .zip(&want)
-                .map(|(got, want)| f64::from(got - want).powi(2))
-                .sum();
-            *noise += off / size / BATCHES as f64;
-            if name == "all at 8" {
-                learned.learn(trainer.decoder.importance.by_tensor());
-            }
-        }
-    }
-    // What the allotment makes of the same memory.
-    let one = learned.pages_at(Width::One) as f64;
-    for bits in [1.5, 2.0, 2.5, 3.0, 4.0] {
-        let mut plan = vec![exact; layers];
-        if learned.choose((one * bits) as u64, &mut plan).is_err() {
-            continue;
-        }
-        let mut noise = 0.0;
-        for index in 0..BATCHES {
-            let place = trainer.place + index;
-            packing.fill(&data, Order::Shuffled, place..place + 1);
-            let batch = packing.batch();
-            let weight = 1.0 / batch.targets.len() as f32;
-            let mut gradient = |plan: &[LayerPlan]| {
-                let decoder = &mut trainer.decoder;
-                decoder.plan.copy_from_slice(plan);
-                decoder.grads.fill(0.0);
-                decoder.micro = 4 * index;
-                decoder.step(&batch, weight).map(|_| decoder.grads.clone())
-            };
-            let want = gradient(&vec![exact; layers])?;
-            let got = gradient(&plan)?;
-            let size: f64 = want.iter().map(|g| f64::from(*g).powi(2)).sum();
-            let off = got.iter().zip(&want).map(|(g, w)| f64::from(g - w).powi(2));
-            noise += off.sum::<f64>() / size / BATCHES as f64;
-        }
-        let kinds: Vec<String> = kinds
-            .iter()
-            .map(|kind| {
-                let bits = learned.bits_of(&plan, *kind);
-                format!(
-                    "{} {}",
-                    kind.name(),
-                    bits.map_or("-".into(), |b| format!("{b:.1}"))
-                )
-            })
-            .collect();
-        println!(
-            "auto at {bits:<8} {noise:.6}  {}, {} recomputed",
-            kinds.join(", "),
-            learned.recomputed()
-        );
-    }
-    for ((name, _), noise) in cases.iter().zip(noise) {
-        let predicted = kinds
-            .iter()
-            .find(|kind| name == &format!("{} at 2", kind.name()))
-            .map(|kind| learned.importance_of(*kind) * layers as f64 / 9.0);
+    let kinds = kinds(&trainer);
+    let mut trained = Trained {
+        packing: Packing::new(data.longest()),
+        data: &data,
+        trainer,
+    };
+    let cases = cases(&kinds);
+    let (noise, mut learned) = trained.each(&cases)?;
+    trained.allotted(&mut learned, &kinds)?;
+    let layers = trained.layers() as f64;
+    for (case, noise) in cases.iter().zip(noise) {
+        let predicted = case
+            .kind
+            .map(|kind| learned.importance_of(kind) * layers / 9.0);
         match predicted {
-            Some(predicted) => println!("{name:16} {noise:.6}  predicted {predicted:.6}"),
-            None => println!("{name:16} {noise:.6}"),
+            Some(predicted) => println!("{:16} {noise:.6}  predicted {predicted:.6}", case.name),
+            None => println!("{:16} {noise:.6}", case.name),
         }
     }
     Ok(())
+}
+
+/// Memory as if there were plenty.
+fn plan(parts: &Parts, settings: &Settings, tokens: usize) -> Result<MemoryPlan, Error> {
+    let request = Request {
+        budget: BUDGET,
+        held: 0,
+        tokenizer: 0,
+        vectors: 0,
+        data: 0,
+        tokens,
+        longest: tokens,
+    };
+    memory::plan(
+        &parts.net,
+        parts.layout.as_ref(),
+        &parts.params,
+        settings,
+        parts.vector,
+        &request,
+    )
+}
+
+/// The kinds of tensors that the model has.
+fn kinds(trainer: &Trainer<'_>) -> Vec<Kind> {
+    let decoder = &trainer.decoder;
+    let width = |kind: &Kind| kind.width(&decoder.net.hyper, decoder.sizes.posts);
+    let kinds = Kind::ALL.into_iter().filter(|kind| width(kind) > 0);
+    kinds.collect()
+}
+
+/// What every layer saves, the same in each.
+struct Case {
+    name: String,
+    plan: LayerPlan,
+    /// The kind of tensor that alone is at two bits.
+    kind: Option<Kind>,
+}
+
+fn cases(kinds: &[Kind]) -> Vec<Case> {
+    let all = Width::CODES.into_iter().map(|width| Case {
+        name: format!("all at {width}"),
+        plan: LayerPlan::all(width),
+        kind: None,
+    });
+    let alone = kinds.iter().map(|kind| {
+        let mut plan = EXACT;
+        plan.0[*kind as usize] = Some(Width::Two);
+        Case {
+            name: format!("{} at 2", kind.name()),
+            plan,
+            kind: Some(*kind),
+        }
+    });
+    all.chain(alone).collect()
+}
+
+/// A model that has learned a little, whose gradients are compared.
+struct Trained<'d, 'm> {
+    trainer: Trainer<'m>,
+    data: &'d Data,
+    packing: Packing,
+}
+
+impl Trained<'_, '_> {
+    fn layers(&self) -> usize {
+        self.trainer.decoder.net.layers.len()
+    }
+
+    /// The gradient of the `index`-th micro-batch from here on, with layers saved as `plan` says.
+    fn gradient(&mut self, index: u64, plan: &[LayerPlan]) -> Result<Vec<f32>, Error> {
+        let place = self.trainer.place + index;
+        self.packing
+            .fill(self.data, Order::Shuffled, place..place + 1);
+        let batch = self.packing.batch();
+        let weight = 1.0 / batch.targets.len() as f32;
+        let decoder = &mut self.trainer.decoder;
+        decoder.plan.copy_from_slice(plan);
+        decoder.grads.fill(0.0);
+        decoder.micro = 4 * index;
+        decoder.step(&batch, weight)?;
+        Ok(decoder.grads.clone())
+    }
+
+    /// The noise of each case, and an allotment that has learned the importances. They are learned where
+    /// everything is at hand: at eight bits.
+    fn each(&mut self, cases: &[Case]) -> Result<(Vec<f64>, Allotment), Error> {
+        let layers = self.layers();
+        let decoder = &self.trainer.decoder;
+        let mut learned = Allotment::new(
+            &decoder.net.hyper,
+            decoder.sizes.posts,
+            self.data.longest(),
+            ActBits::Auto,
+            Recompute::Auto,
+        );
+        let eight = LayerPlan::all(Width::Eight);
+        let mut noise = vec![0.0; cases.len()];
+        for index in 0..BATCHES {
+            let want = self.gradient(index, &vec![EXACT; layers])?;
+            for (case, noise) in cases.iter().zip(&mut noise) {
+                let got = self.gradient(index, &vec![case.plan; layers])?;
+                *noise += off(&got, &want) / BATCHES as f64;
+                if case.plan == eight {
+                    learned.learn(self.trainer.decoder.importance.by_tensor());
+                }
+            }
+        }
+        Ok((noise, learned))
+    }
+
+    /// What the allotment makes of the memory that so many bits everywhere would take.
+    fn allotted(&mut self, learned: &mut Allotment, kinds: &[Kind]) -> Result<(), Error> {
+        let exact = vec![EXACT; self.layers()];
+        let one = learned.pages_at(Width::One) as f64;
+        for bits in [1.5, 2.0, 2.5, 3.0, 4.0] {
+            let mut plan = exact.clone();
+            if learned.choose((one * bits) as u64, &mut plan).is_err() {
+                continue;
+            }
+            let mut noise = 0.0;
+            for index in 0..BATCHES {
+                let want = self.gradient(index, &exact)?;
+                let got = self.gradient(index, &plan)?;
+                noise += off(&got, &want) / BATCHES as f64;
+            }
+            let of = |kind: &Kind| match learned.bits_of(&plan, *kind) {
+                Some(bits) => format!("{} {bits:.1}", kind.name()),
+                None => format!("{} -", kind.name()),
+            };
+            let kinds: Vec<String> = kinds.iter().map(of).collect();
+            println!(
+                "auto at {bits:<8} {noise:.6}  {}, {} recomputed",
+                kinds.join(", "),
+                learned.recomputed()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// `|got - want|^2 / |want|^2`.
+fn off(got: &[f32], want: &[f32]) -> f64 {
+    let size: f64 = want.iter().map(|want| f64::from(*want).powi(2)).sum();
+    let off = got.iter().zip(want);
+    let off: f64 = off.map(|(g, w)| f64::from(g - w).powi(2)).sum();
+    off / size
 }
