@@ -25,8 +25,7 @@ pub use dropout::{Dropout, dropout};
 pub use embedding::{embed, embed_backward, embed_floats};
 pub use loss::{MASKED, cross_entropy, loss_sum};
 pub use norm::{
-    rms_norm, rms_norm_backward, rms_norm_in_place, rms_norm_then, rms_norm_weight_gradient,
-    scale_columns,
+    rms_norm, rms_norm_backward, rms_norm_in_place, rms_norm_weight_gradient, scale_columns,
 };
 pub use rope::{Angles, Direction};
 
@@ -34,13 +33,6 @@ pub use rope::{Angles, Direction};
 const CHUNK_FLOATS: usize = 8192;
 /// Columns that a chunk takes where sums go over rows.
 const CHUNK_COLUMNS: usize = 64;
-/// Floats that stay in the first-level cache between two passes over them.
-const CACHE_FLOATS: usize = 2048;
-
-/// Rows of `width` floats that stay in the first-level cache.
-fn rows_in_cache(width: usize) -> usize {
-    (CACHE_FLOATS / width).max(1)
-}
 
 /// Rows of `width` floats in a chunk.
 fn rows_per_chunk(width: usize) -> usize {

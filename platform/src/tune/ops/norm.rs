@@ -5,7 +5,7 @@
 //! input of the linears that follow. A row is a token (n = d) or a head of one (n = head_dim).
 
 use super::arith::flat;
-use super::{CHUNK_COLUMNS, rows_in_cache, rows_per_chunk};
+use super::{CHUNK_COLUMNS, rows_per_chunk};
 use crate::cpu::vector::lanes::Lanes;
 use crate::cpu::vector::{Vector, multiversion};
 use crate::tune::team::{Sheet, Team};
@@ -27,46 +27,10 @@ pub fn rms_norm(
     xhat: &mut [f32],
     rstd: &mut [f32],
 ) {
-    let per = rows_per_chunk(weight.len());
-    norm(team, v, x, weight, eps, [y, xhat, rstd], per, |_, _| ());
-}
-
-/// [`rms_norm`] that shows `xhat` around while it is in the first-level cache: `then(first row, rows)` from
-/// the thread that made them, each row once, in any order.
-///
-/// # Panics
-/// The lengths disagree.
-#[allow(clippy::too_many_arguments)]
-pub fn rms_norm_then(
-    team: &Team,
-    v: Vector,
-    x: &[f32],
-    weight: &[f32],
-    eps: f32,
-    y: &mut [f32],
-    xhat: &mut [f32],
-    rstd: &mut [f32],
-    then: impl Fn(usize, &[f32]) + Sync,
-) {
-    let per = rows_in_cache(weight.len());
-    norm(team, v, x, weight, eps, [y, xhat, rstd], per, then);
-}
-
-#[allow(clippy::too_many_arguments)]
-fn norm(
-    team: &Team,
-    v: Vector,
-    x: &[f32],
-    weight: &[f32],
-    eps: f32,
-    [y, xhat, rstd]: [&mut [f32]; 3],
-    per: usize,
-    then: impl Fn(usize, &[f32]) + Sync,
-) {
     let n = weight.len();
     assert_eq!(x.len(), y.len(), "as many outputs as inputs");
     let sheets = [rows(y, n), rows(xhat, n), flat(rstd)];
-    team.rows(sheets, per, |first, [y, xhat, rstd], _| {
+    team.rows(sheets, rows_per_chunk(n), |first, [y, xhat, rstd], _| {
         let x = &x[first * n..first * n + y.len()];
         for (i, rstd) in rstd.iter_mut().enumerate() {
             let row = i * n..(i + 1) * n;
@@ -74,7 +38,6 @@ fn norm(
             xhat.copy_from_slice(&x[row.clone()]);
             *rstd = norm_row(v, xhat, weight, eps, &mut y[row]);
         }
-        then(first, xhat);
     });
 }
 
@@ -230,9 +193,7 @@ fn add_products_body<L: Lanes>(_: L, sum: &mut [f32], x: &[f32], y: &[f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{
-        Shown, agree, differences, every_machine, same_bits, weighted, wide,
-    };
+    use super::super::testing::{agree, differences, every_machine, same_bits, weighted, wide};
     use super::*;
     use crate::cpu::vector::testing::Random;
 
@@ -274,21 +235,6 @@ mod tests {
                     &mut factors,
                 );
                 assert_eq!((&again, &changed, &factors), (&y, &xhat, &rstd));
-                let [mut y2, mut xhat2] = [(); 2].map(|()| vec![f32::NAN; count * n]);
-                let shown = Shown::new(count * n);
-                rms_norm_then(
-                    team,
-                    v,
-                    &x,
-                    &weight,
-                    EPS,
-                    &mut y2,
-                    &mut xhat2,
-                    &mut factors,
-                    |first, rows| shown.see(first * n, rows),
-                );
-                assert_eq!((&y2, &xhat2, &factors), (&y, &xhat, &rstd));
-                assert_eq!(shown.all(), xhat);
                 scale_columns(team, v, &xhat, &weight, &mut again);
                 assert_eq!(again, y);
 

@@ -1,7 +1,7 @@
 //! Rotary position embedding: forward by a run's own angles ([`crate::run::rope`]), backward by the same
 //! turn the other way, since a turn's transpose is its inverse.
 
-use super::{rows_in_cache, rows_per_chunk};
+use super::rows_per_chunk;
 use crate::cpu::vector::lanes::Lanes;
 use crate::cpu::vector::{Vector, multiversion};
 use crate::run::rope::{Rope, RopeError, RopeParams};
@@ -67,37 +67,6 @@ impl Angles {
         x: &mut [f32],
         direction: Direction,
     ) {
-        self.swing(team, v, positions, x, direction, rows_per_chunk, |_, _| ());
-    }
-
-    /// [`Angles::turn`] that shows what has turned around while it is in the first-level cache:
-    /// `then(first token, tokens)` from the thread that turned them, each token once, in any order.
-    ///
-    /// # Panics
-    /// As there.
-    pub fn turn_then(
-        &self,
-        team: &Team,
-        v: Vector,
-        positions: &[u32],
-        x: &mut [f32],
-        direction: Direction,
-        then: impl Fn(usize, &[f32]) + Sync,
-    ) {
-        self.swing(team, v, positions, x, direction, rows_in_cache, then);
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn swing(
-        &self,
-        team: &Team,
-        v: Vector,
-        positions: &[u32],
-        x: &mut [f32],
-        direction: Direction,
-        per: fn(usize) -> usize,
-        then: impl Fn(usize, &[f32]) + Sync,
-    ) {
         if positions.is_empty() {
             return;
         }
@@ -111,7 +80,7 @@ impl Angles {
             data: x,
             row: width,
         };
-        team.rows([sheet], per(width), |first, [x], _| {
+        team.rows([sheet], rows_per_chunk(width), |first, [x], _| {
             for (token, position) in x.chunks_exact_mut(width).zip(&positions[first..]) {
                 let row = &self.table[*position as usize * self.row..][..self.row];
                 match self.style {
@@ -119,7 +88,6 @@ impl Angles {
                     RopeStyle::Halves => v.swing_halves(token, self.head_dim, row, back),
                 }
             }
-            then(first, x);
         });
     }
 }
@@ -157,9 +125,7 @@ fn halves_body<L: Lanes>(_: L, x: &mut [f32], head_dim: usize, row: &[f32], back
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{
-        Shown, agree, differences, every_machine, same_bits, weighted, wide,
-    };
+    use super::super::testing::{agree, differences, every_machine, same_bits, weighted, wide};
     use super::*;
     use crate::cpu::vector::testing::Random;
 
@@ -239,12 +205,6 @@ mod tests {
                     rope.apply(v, &row, token);
                 }
                 assert_eq!(y, plain);
-                let (mut again, shown) = (x.clone(), Shown::new(len));
-                let forward = Direction::Forward;
-                angles.turn_then(team, v, &positions, &mut again, forward, |first, tokens| {
-                    shown.see(first * 3 * params.head_dim, tokens);
-                });
-                assert_eq!((&again, &shown.all()), (&y, &y));
                 let mut dx = dy.clone();
                 angles.turn(team, v, &positions, &mut dx, Direction::Backward);
                 let loss = |x: &[f64]| weighted(&reference(&params, &positions, x), &dy);

@@ -1,7 +1,5 @@
 //! What tests of this room share: machines to run on, and gradients by differences in f64.
 
-use std::sync::Mutex;
-
 use crate::cpu::vector::Vector;
 use crate::tune::team::Team;
 
@@ -22,29 +20,6 @@ pub(crate) fn same_bits(f: impl Fn(&Team, Vector) -> Vec<f32>) {
         };
         let one = bits(1);
         assert!(one == bits(2) && one == bits(3), "{v:?}: threads matter");
-    }
-}
-
-/// What an operation has shown, put together.
-pub(crate) struct Shown(Mutex<Vec<Option<f32>>>);
-
-impl Shown {
-    /// Nothing yet of `len` floats.
-    pub(crate) fn new(len: usize) -> Self {
-        Self(Mutex::new(vec![None; len]))
-    }
-
-    /// Takes floats from `first` on, which must be new.
-    pub(crate) fn see(&self, first: usize, x: &[f32]) {
-        for (seen, x) in self.0.lock().unwrap()[first..].iter_mut().zip(x) {
-            assert!(seen.replace(*x).is_none(), "shown once");
-        }
-    }
-
-    /// All of them.
-    pub(crate) fn all(&self) -> Vec<f32> {
-        let seen = self.0.lock().unwrap();
-        seen.iter().map(|x| x.expect("shown")).collect()
     }
 }
 
