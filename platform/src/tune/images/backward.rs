@@ -30,18 +30,8 @@ impl Classifier<'_> {
             };
             match stage.step {
                 Step::Unit(unit) => {
-                    let mask = self.net.units[unit].mask.expect("a step's unit has ReLU");
-                    let bits = bits(&mut self.exact, self.batch, mask, output);
-                    relu::relu_backward(&self.team, self.vector, &mut b.x[..output], bits);
-                    self.norm_backward(unit, &mut b.x[..output], &mut b.t[..output], n);
-                    self.kernel_gradient(
-                        unit,
-                        images,
-                        n,
-                        &mut b.t[..input],
-                        &b.x[..output],
-                        &mut b.spare,
-                    );
+                    let dy = &mut b.x[..output];
+                    self.unit_backward(unit, images, n, dy, (&mut b.t, input), &mut b.spare);
                     self.drop_input(self.net.units[unit].input);
                     if at > 0 {
                         self.image_gradient(unit, &b.x[..output], &mut b.u[..input], false);
@@ -142,39 +132,20 @@ impl Classifier<'_> {
             unreachable!("a block's number");
         };
         let from = self.net.units[first].input;
-        let bits_of_sum = bits(&mut self.exact, self.batch, mask, output);
-        relu::relu_backward(&self.team, self.vector, &mut b.x[..output], bits_of_sum);
+        let bits = bits(&mut self.exact, self.batch, mask, output);
+        relu::relu_backward(&self.team, self.vector, &mut b.x[..output], bits);
         if let Some(unit) = shortcut {
             b.u[..output].copy_from_slice(&b.x[..output]);
-            self.norm_backward(unit, &mut b.u[..output], &mut b.t[..output], n);
-            self.kernel_gradient(
-                unit,
-                images,
-                n,
-                &mut b.t[..input],
-                &b.u[..output],
-                &mut b.spare,
-            );
+            let dy = &mut b.u[..output];
+            self.unit_backward(unit, images, n, dy, (&mut b.t, input), &mut b.spare);
             self.image_gradient(unit, &b.u[..output], &mut b.spare[..input], false);
         }
         b.u[..output].copy_from_slice(&b.x[..output]);
-        self.norm_backward(second, &mut b.u[..output], &mut b.t[..output], n);
-        self.kernel_gradient(
-            second,
-            images,
-            n,
-            &mut b.t[..output],
-            &b.u[..output],
-            &mut [],
-        );
+        let dy = &mut b.u[..output];
+        self.unit_backward(second, images, n, dy, (&mut b.t, output), &mut []);
         self.image_gradient(second, &b.u[..output], &mut b.t[..output], false);
-        let inner = self.net.units[first]
-            .mask
-            .expect("a block's first has ReLU");
-        let bits = bits(&mut self.exact, self.batch, inner, output);
-        relu::relu_backward(&self.team, self.vector, &mut b.t[..output], bits);
-        self.norm_backward(first, &mut b.t[..output], &mut b.u[..output], n);
-        self.kernel_gradient(first, images, n, &mut b.u[..input], &b.t[..output], &mut []);
+        let dy = &mut b.t[..output];
+        self.unit_backward(first, images, n, dy, (&mut b.u, input), &mut []);
         self.drop_input(from);
         if shortcut.is_some() {
             std::mem::swap(&mut b.x, &mut b.spare);
@@ -183,6 +154,25 @@ impl Classifier<'_> {
         self.image_gradient(first, &b.t[..output], &mut b.x[..input], true);
         let after = self.energy(&b.x[..input]);
         self.importance.saw_branches(at, before, after);
+    }
+
+    /// Through a unit's ReLU, where it has one, and its norm: `dy` becomes the gradient of its convolution's output. Adds
+    /// the gradients of its parameters. `work` is worked in; its first `input` floats become the unit's input.
+    fn unit_backward(
+        &mut self,
+        index: usize,
+        images: &[f32],
+        n: usize,
+        dy: &mut [f32],
+        (work, input): (&mut [f32], usize),
+        spare: &mut [f32],
+    ) {
+        if let Some(mask) = self.net.units[index].mask {
+            let bits = bits(&mut self.exact, self.batch, mask, dy.len());
+            relu::relu_backward(&self.team, self.vector, dy, bits);
+        }
+        self.norm_backward(index, dy, &mut work[..dy.len()], n);
+        self.kernel_gradient(index, images, n, &mut work[..input], dy, spare);
     }
 
     /// Through a unit's norm: `dy` becomes the gradient of its input, `hat` is worked in. Adds the gradients
