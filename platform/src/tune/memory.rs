@@ -176,7 +176,7 @@ fn with_head(
     let moments: u64 = params
         .tensors
         .iter()
-        .map(|tensor| Moments::bytes(settings.moments, tensor.rows * tensor.cols) as u64)
+        .map(|tensor| Moments::bytes(settings.moments, tensor.range().len()) as u64)
         .sum();
     add(Kind::Trained, params.count as u64 * 8 + moments);
     let angles = 2 * Angles::bytes(request.longest, hyper.rope_dims as usize) as u64;

@@ -148,7 +148,7 @@ impl<'m> Trainer<'m> {
         let moments = params
             .tensors
             .iter()
-            .map(|tensor| Moments::new(settings.moments, tensor.rows * tensor.cols))
+            .map(|tensor| Moments::new(settings.moments, tensor.range().len()))
             .collect();
         let angles = angles(&hyper, rope_factors.as_deref(), sizes.longest)
             .map_err(|error| Error::model(&path, error))?;
@@ -300,32 +300,23 @@ impl<'m> Trainer<'m> {
             grads,
             ..
         } = &mut self.decoder;
-        for (index, (tensor, moments)) in params.tensors.iter().zip(&mut self.moments).enumerate() {
-            let at = tensor.offset..tensor.offset + tensor.rows * tensor.cols;
-            let optimizer = AdamW {
-                weight_decay: if tensor.decays {
-                    self.optimizer.weight_decay
-                } else {
-                    0.0
-                },
-                ..self.optimizer
-            };
-            let update = Update {
-                rate,
-                step: self.step,
-                factor,
-                seed: self.settings.seed,
-                tensor: index as u32,
-            };
-            optimizer.step(
-                team,
-                *vector,
-                &mut values[at.clone()],
-                &grads[at],
-                moments,
-                &update,
-            );
-        }
+        let update = Update {
+            rate,
+            step: self.step,
+            factor,
+            seed: self.settings.seed,
+            tensor: 0,
+        };
+        let tensors = params.tensors.iter();
+        self.optimizer.step_all(
+            team,
+            *vector,
+            values,
+            grads,
+            &mut self.moments,
+            update,
+            tensors.map(|tensor| (tensor.range(), tensor.decays)),
+        );
     }
 
     /// Chooses widths again, by what the steps so far showed.

@@ -68,7 +68,7 @@ pub fn write(
 }
 
 fn rows<'a>(tensor: &Tensor, values: &'a [f32]) -> std::slice::ChunksExact<'a, f32> {
-    values[tensor.offset..tensor.offset + tensor.rows * tensor.cols].chunks_exact(tensor.cols)
+    values[tensor.range()].chunks_exact(tensor.cols)
 }
 
 fn choose(wanted: Option<QuantType>, found: Element, cols: usize) -> QuantType {

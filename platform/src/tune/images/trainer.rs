@@ -279,28 +279,27 @@ impl<'m> Trainer<'m> {
             vector,
             ..
         } = &mut self.classifier;
-        for (index, (param, moments)) in net.params.iter().zip(&mut self.moments).enumerate() {
-            let decay = self.settings.weight_decay;
-            let optimizer = AdamW {
-                weight_decay: if param.decays { decay } else { 0.0 },
-                ..AdamW::default()
-            };
-            let update = Update {
-                rate,
-                step: self.step,
-                factor: 1.0,
-                seed: self.settings.seed,
-                tensor: index as u32,
-            };
-            optimizer.step(
-                team,
-                *vector,
-                &mut values[param.range()],
-                &grads[param.range()],
-                moments,
-                &update,
-            );
-        }
+        let optimizer = AdamW {
+            weight_decay: self.settings.weight_decay,
+            ..AdamW::default()
+        };
+        let update = Update {
+            rate,
+            step: self.step,
+            factor: 1.0,
+            seed: self.settings.seed,
+            tensor: 0,
+        };
+        let params = net.params.iter();
+        optimizer.step_all(
+            team,
+            *vector,
+            values,
+            grads,
+            &mut self.moments,
+            update,
+            params.map(|param| (param.range(), param.decays)),
+        );
     }
 }
 

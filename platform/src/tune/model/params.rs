@@ -66,6 +66,13 @@ pub struct Tensor {
     pub decays: bool,
 }
 
+impl Tensor {
+    /// Where it lies among all parameters.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.rows * self.cols
+    }
+}
+
 /// Where everything that is trained lies.
 #[derive(Clone, Debug)]
 pub struct Params {

@@ -3,6 +3,8 @@
 //! Every operation is rounded once, element by element: a step gives the same bits on every instruction set
 //! and any number of threads.
 
+use std::ops::Range;
+
 use super::bits8::Block;
 use super::moments::{BLOCK, Moments, Store};
 use crate::cpu::vector::lanes::Lanes;
@@ -84,6 +86,36 @@ pub(super) struct Factors {
 }
 
 impl AdamW {
+    /// [`AdamW::step`] of all tensors: `tensors` says of each where it lies in `w` and `g`, and whether its
+    /// weights decay. [`Update::tensor`] is the first one's number.
+    ///
+    /// # Panics
+    /// As there; or a tensor reaches beyond `w` or `g`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn step_all(
+        &self,
+        team: &Team,
+        v: Vector,
+        w: &mut [f32],
+        g: &[f32],
+        moments: &mut [Moments],
+        update: Update,
+        tensors: impl Iterator<Item = (Range<usize>, bool)>,
+    ) {
+        for ((at, decays), (number, moments)) in tensors.zip((update.tensor..).zip(moments)) {
+            let optimizer = Self {
+                weight_decay: if decays { self.weight_decay } else { 0.0 },
+                ..*self
+            };
+            let update = Update {
+                tensor: number,
+                ..update
+            };
+            let (w, g) = (&mut w[at.clone()], &g[at]);
+            optimizer.step(team, v, w, g, moments, &update);
+        }
+    }
+
     /// Moves `w` against its gradient `g`.
     ///
     /// With `g` times [`Update::factor`] and `t = step + 1`: `m = beta1 m + (1 - beta1) g`,
