@@ -32,13 +32,16 @@ const ALIASES: [(&str, &str); 9] = [
 ];
 
 /// Options without a value. What follows any other one is its value, whatever it looks like.
-const SWITCHES: [&str; 15] = [
+const SWITCHES: [&str; 18] = [
     "--help",
     "--version",
     "--buffered",
     "--exact-activations",
     "--ignore-eos",
     "--no-special",
+    "--token-by-token",
+    "--full",
+    "--resume",
     "--json",
     "--json-stream",
     "--ids",
@@ -222,6 +225,14 @@ mod tests {
             normal(&["--json", "-p", "--a=b", "-f", "-h", "-h"]),
             ["--json", "-p", "--a=b", "-f", "-h", "--help"]
         );
+    }
+
+    /// What follows a switch that isn't known as one would be taken for its value, and `=` stay in it.
+    #[test]
+    fn an_option_may_follow_a_switch() {
+        for switch in ["--full", "--resume", "--token-by-token"] {
+            assert_eq!(normal(&[switch, "--lr=1"]), [switch, "--lr", "1"]);
+        }
     }
 
     #[test]
