@@ -103,19 +103,12 @@ impl Decoder<'_> {
                 .forward(&self.team, weights, &b.head_in[..rows * d], logits, false);
         } else {
             let store = self.store.as_mut().expect("frozen weights are in a store");
-            for part in 0..store.head_parts() {
-                store.head_part(part)?;
-                let held = store.head(part, &head);
-                let first = part * store.head_rows();
-                let count = held.rows().rows();
-                self.products.forward_at(
-                    &self.team,
-                    held.rows(),
-                    Mat::new(&b.head_in[..rows * d], rows, d),
-                    MatMut::spaced(&mut logits[first..], rows, count, vocab),
-                    false,
-                );
-            }
+            let input = Mat::new(&b.head_in[..rows * d], rows, d);
+            store.each_head_part(&head, |first, weights| {
+                let out = MatMut::spaced(&mut logits[first..], rows, weights.rows(), vocab);
+                self.products
+                    .forward_at(&self.team, weights, input, out, false);
+            })?;
         }
         if let Some(bias) = self.net.head.bias {
             let bias = vector(&self.params, &self.values, &self.vectors, bias);
@@ -148,19 +141,12 @@ impl Decoder<'_> {
                 .product(&self.team, logits.t(), input, 1.0, grads, true);
         } else {
             let store = self.store.as_mut().expect("frozen weights are in a store");
-            for part in 0..store.head_parts() {
-                store.head_part(part)?;
-                let held = store.head(part, &head);
-                let first = part * store.head_rows();
-                let count = held.rows().rows();
-                self.products.backward_at(
-                    &self.team,
-                    held.rows(),
-                    Mat::spaced(&logits[first..], rows, count, vocab),
-                    MatMut::new(back, rows, d),
-                    part > 0,
-                );
-            }
+            store.each_head_part(&head, |first, weights| {
+                let dy = Mat::spaced(&logits[first..], rows, weights.rows(), vocab);
+                let dx = MatMut::new(back, rows, d);
+                self.products
+                    .backward_at(&self.team, weights, dy, dx, first > 0);
+            })?;
         }
         for (back, row) in back.chunks_exact(d).zip(&self.losses.rows) {
             let at = *row as usize * d;

@@ -281,13 +281,27 @@ impl Store {
         Ok(())
     }
 
-    /// Waits until the `part`-th part of the head is in memory; returns its first row and its rows.
+    /// Shows `f` the head's rows, a part of them at a time, with the number of the first: each when it is
+    /// in memory, while the next one is read.
     ///
     /// # Errors
     /// As [`Store::layer`].
-    pub fn head_part(&mut self, part: usize) -> Result<(), Error> {
+    pub fn each_head_part(
+        &mut self,
+        head: &Matrix,
+        mut f: impl FnMut(usize, Rows<'_>),
+    ) -> Result<(), Error> {
+        for span in self.layout.groups[self.layout.layers()].clone() {
+            self.head_part(span)?;
+            let (row, held) = self.head(span, head);
+            f(row, held.rows());
+        }
+        Ok(())
+    }
+
+    /// Waits until a span of the head is in memory, and begins to read the next one.
+    fn head_part(&mut self, span: u32) -> Result<(), Error> {
         let spans = self.layout.groups[self.layout.layers()].clone();
-        let span = spans.start + part as u32;
         while self.homes[span as usize].0 != Home::Here {
             if self.homes[span as usize].0 == Home::Away {
                 self.start(span, std::slice::from_ref(&(span..span + 1)))?;
@@ -300,16 +314,6 @@ impl Store {
         Ok(())
     }
 
-    /// Parts of the head.
-    pub fn head_parts(&self) -> usize {
-        self.layout.groups[self.layout.layers()].len()
-    }
-
-    /// Rows of every part of the head but the last.
-    pub fn head_rows(&self) -> usize {
-        self.layout.head_rows as usize
-    }
-
     /// A matrix of the layer that is in memory.
     ///
     /// # Panics
@@ -319,15 +323,15 @@ impl Store {
         self.held(place.span, place.at as usize, matrix, matrix.rows as usize)
     }
 
-    /// Rows of the head's `part`-th part, which is in memory.
-    ///
-    /// # Panics
-    /// It isn't.
-    pub fn head(&self, part: usize, head: &Matrix) -> Held<'_> {
-        let spans = &self.layout.groups[self.layout.layers()];
-        let span = spans.start + part as u32;
-        let row = part * self.head_rows();
-        let rows = self.head_rows().min(head.rows as usize - row);
+    /// Rows in a span of the head that is in memory, and the number of the first.
+    fn head(&self, span: u32, head: &Matrix) -> (usize, Held<'_>) {
+        let each = self.layout.head_rows as usize;
+        let row = (span - self.layout.groups[self.layout.layers()].start) as usize * each;
+        let rows = each.min(head.rows as usize - row);
+        (row, self.head_rows(span, row, rows, head))
+    }
+
+    fn head_rows(&self, span: u32, row: usize, rows: usize, head: &Matrix) -> Held<'_> {
         let from = head.offset + row as u64 * u64::from(head.row_bytes);
         let at = (from - self.layout.spans[span as usize].offset) as usize;
         self.held(span, at, head, rows)
@@ -336,14 +340,12 @@ impl Store {
     /// One row of the head, where its part stays in memory: the embedding of a tied model.
     pub fn head_row(&self, row: usize, head: &Matrix) -> Option<Held<'_>> {
         let spans = &self.layout.groups[self.layout.layers()];
-        let part = row / self.head_rows();
+        let part = row / self.layout.head_rows as usize;
         let span = spans.start + part as u32;
         if self.homes[span as usize].0 != Home::Here {
             return None;
         }
-        let from = head.offset + row as u64 * u64::from(head.row_bytes);
-        let at = (from - self.layout.spans[span as usize].offset) as usize;
-        Some(self.held(span, at, head, 1))
+        Some(self.head_rows(span, row, 1, head))
     }
 
     fn held(&self, span: u32, at: usize, matrix: &Matrix, rows: usize) -> Held<'_> {
