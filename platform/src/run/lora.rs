@@ -197,13 +197,7 @@ fn place<'a>(
             let linear = weights.steps[step].linears[product].expect("targets are products");
             let matrix = &weights.matrices[linear.matrix.0 as usize];
             adapter.check_shape(pair, (matrix.rows.into(), matrix.cols.into()), model)?;
-            let factor = adapter.factor(pair, *scale);
-            if !factor.is_finite() {
-                return Err(adapter.misplaced(
-                    pair,
-                    format_args!("has a scale of {scale} times alpha, which is no number: give a smaller scale"),
-                ));
-            }
+            let factor = adapter.factor(pair, *scale)?;
             // At a scale of 0 it adds nothing.
             if factor != 0.0 {
                 all.push(Found {

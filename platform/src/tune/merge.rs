@@ -200,13 +200,7 @@ fn place<'a>(adapters: &'a [(Adapter, f32)], source: &Source) -> Result<Merges<'
                 ));
             };
             adapter.check_shape(pair, (outputs, inputs), model)?;
-            let factor = adapter.factor(pair, *scale);
-            if !factor.is_finite() {
-                return Err(adapter.misplaced(
-                    pair,
-                    format_args!("has a scale of {scale} times alpha, which is no number: give a smaller scale"),
-                ));
-            }
+            let factor = adapter.factor(pair, *scale)?;
             // At a scale of 0 it changes nothing.
             if factor != 0.0 {
                 merges

@@ -93,12 +93,24 @@ impl Adapter {
     }
 
     /// By what `B A` is multiplied when the adapter is applied with `scale`.
-    pub fn factor(&self, pair: &Pair, scale: f32) -> f32 {
-        if self.alpha == 0.0 {
+    ///
+    /// # Errors
+    /// That is no finite number.
+    pub fn factor(&self, pair: &Pair, scale: f32) -> Result<f32, Error> {
+        let factor = if self.alpha == 0.0 {
             scale
         } else {
             scale * self.alpha / pair.rank as f32
+        };
+        if factor.is_finite() {
+            return Ok(factor);
         }
+        Err(self.misplaced(
+            pair,
+            format_args!(
+                "has a scale of {scale} times alpha, which is no number: give a smaller scale"
+            ),
+        ))
     }
 
     /// Refuses a model of another architecture.

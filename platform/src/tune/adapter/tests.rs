@@ -69,7 +69,7 @@ fn what_is_written_is_read() {
             (pairs[1].rank, pairs[1].inputs, pairs[1].outputs),
             (40, 1000, 700)
         );
-        assert_eq!(adapter.factor(&pairs[0], 0.5), 1.0);
+        assert_eq!(adapter.factor(&pairs[0], 0.5).unwrap(), 1.0);
         for (pair, (a, b)) in pairs.iter().zip([(&all[0], &all[1]), (&all[2], &all[3])]) {
             let (mut got_a, mut got_b) = (vec![0.0; a.len()], vec![0.0; b.len()]);
             adapter.read_a(pair, &mut got_a).unwrap();
@@ -180,7 +180,8 @@ fn files_that_are_no_adapter_are_refused_with_the_reason() {
     let path = scratch("bad.gguf");
     whole().write(&path);
     let good = Adapter::open(&path).unwrap();
-    assert_eq!(good.factor(&good.pairs()[0], 0.5), 0.5, "without an alpha");
+    let factor = good.factor(&good.pairs()[0], 0.5).unwrap();
+    assert_eq!(factor, 0.5, "without an alpha");
     for (made, want) in [
         (Made::new(None, "lora"), "has no general.type"),
         (
