@@ -48,7 +48,7 @@ pub struct Importance {
 /// What the estimates leave out, by kind: noise in `xhat` that comes back through the norm itself, the curve of
 /// the activation, softmax' answer to large errors. Measured against gradients on SmolLM2 (`cargo run
 /// --release --example gradient_noise`, which prints both sides of the ratio).
-const WEIGHTS: [f64; Kind::COUNT] = [32.0, 0.7, 4.0, 4.0, 4.0, 16.0, 16.0, 32.0, 11.0, 16.0];
+pub const WEIGHTS: [f64; Kind::COUNT] = [32.0, 0.7, 4.0, 4.0, 4.0, 16.0, 16.0, 32.0, 11.0, 16.0];
 
 /// Importances are taken from the last micro-batch of every so many.
 const EVERY: u64 = 4;
