@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI32;
 
-use leanstream_core::plan::{self, Hyper};
+use leanstream_core::plan::Hyper;
 
 use super::act::{Room, Saved};
 use super::allotment::Allotment;
@@ -364,16 +364,6 @@ fn angles(
     factors: Option<&[f32]>,
     positions: usize,
 ) -> Result<[Angles; 2], crate::run::rope::RopeError> {
-    let of = |rope: &plan::Rope| {
-        let params = RopeParams {
-            style: hyper.rope_style,
-            head_dim: hyper.head_dim as usize,
-            n_rot: hyper.rope_dims as usize,
-            base: rope.base,
-            linear_factor: rope.scale,
-            freq_factors: factors,
-        };
-        Angles::new(&params, positions)
-    };
+    let of = |rope| Angles::new(&RopeParams::of(hyper, rope, factors), positions);
     Ok([of(&hyper.rope)?, of(&hyper.rope_local)?])
 }
