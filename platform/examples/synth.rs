@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use argh::FromArgs;
 use leanstream::synth::vocab::{self, Vocab};
 use leanstream::synth::{Arch, RopeScaling, Spec};
+use leanstream::text::train::{self, Merge};
 use leanstream_core::gguf::Gguf;
 use leanstream_core::quant::QuantType;
 
@@ -64,6 +65,9 @@ struct Args {
     /// the output matrix is the embedding
     #[argh(switch)]
     tied: bool,
+    /// deviation of the embeddings (default 1): for a model to be trained, 0.02 or so
+    #[argh(option)]
+    embed_std: Option<f32>,
     /// queries, keys and values have biases
     #[argh(switch)]
     bias: bool,
@@ -73,9 +77,15 @@ struct Args {
     /// other seed, other weights (default 0)
     #[argh(option, default = "0")]
     seed: u64,
+    /// general.name (default: tells architecture, type and seed)
+    #[argh(option)]
+    name: Option<String>,
     /// copy the tokenizer of this GGUF file
     #[argh(option)]
     tokenizer_from: Option<PathBuf>,
+    /// make a byte-level BPE tokenizer of --vocab tokens out of this text
+    #[argh(option)]
+    tokenizer_text: Option<PathBuf>,
     /// the file to make
     #[argh(option, short = 'o', long = "output")]
     output: PathBuf,
@@ -107,9 +117,14 @@ fn make(args: &Args) -> Result<u64, Box<dyn std::error::Error>> {
         }
         None => None,
     };
-    let (tokens, vocab) = match &donor {
-        Some(model) => (vocab::tokens_of(model), Vocab::Of(model)),
-        None => (vocab::LEAST, Vocab::BuiltIn),
+    let merges = args.merges()?;
+    let (tokens, vocab) = match (&donor, &merges) {
+        (Some(_), Some(_)) => {
+            return Err("--tokenizer-from and --tokenizer-text exclude each other".into());
+        }
+        (Some(model), None) => (vocab::tokens_of(model), Vocab::Of(model)),
+        (None, Some(merges)) => (vocab::BASE + merges.len() as u32, Vocab::Trained(merges)),
+        (None, None) => (vocab::LEAST, Vocab::BuiltIn),
     };
     let spec = match &args.shape {
         None => args.spec(tokens),
@@ -126,6 +141,19 @@ fn make(args: &Args) -> Result<u64, Box<dyn std::error::Error>> {
 }
 
 impl Args {
+    /// The merges of a tokenizer of `vocab` tokens for the text that is named.
+    fn merges(&self) -> Result<Option<Vec<Merge>>, Box<dyn std::error::Error>> {
+        let Some(path) = &self.tokenizer_text else {
+            return Ok(None);
+        };
+        let wanted = self
+            .vocab
+            .and_then(|tokens| tokens.checked_sub(vocab::BASE))
+            .ok_or_else(|| format!("--tokenizer-text needs --vocab, {} or more", vocab::BASE))?;
+        let merges = train::merges(&std::fs::read(path)?, vocab::PRE, wanted as usize);
+        Ok(Some(merges.expect("a known pre-tokenizer")))
+    }
+
     /// Whether anything is said that a shape says.
     fn shaped(&self) -> bool {
         let numbers = [
@@ -146,6 +174,9 @@ impl Args {
             || self.act.is_some()
             || self.rope_base.is_some()
             || self.rope_scaling.is_some()
+            || self.embed_std.is_some()
+            || self.name.is_some()
+            || self.tokenizer_text.is_some()
             || self.tied
             || self.bias
     }
@@ -172,6 +203,8 @@ impl Args {
             tied: self.tied || small.tied,
             bias: self.bias,
             rope_scaling: self.rope_scaling,
+            embed_std: self.embed_std,
+            name: self.name.clone(),
             ..small
         }
     }

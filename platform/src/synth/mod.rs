@@ -84,6 +84,11 @@ pub struct Spec {
     pub rope_scaling: Option<RopeScaling>,
     /// Gemma 3: `final_logit_softcapping`.
     pub softcap: Option<f32>,
+    /// Deviation of the embeddings' values, 1 where it isn't given. A tied model that is to be trained
+    /// needs small ones, or its first logits are as large as the root of `d`.
+    pub embed_std: Option<f32>,
+    /// `general.name`, where it isn't to tell the type and the seed.
+    pub name: Option<String>,
     /// Another seed, other weights.
     pub seed: u64,
 }
@@ -180,6 +185,8 @@ impl Spec {
             bias: false,
             rope_scaling: None,
             softcap: None,
+            embed_std: None,
+            name: None,
             seed,
         }
     }
@@ -253,10 +260,10 @@ impl Spec {
         let key = |name: &str| format!("{arch}.{name}");
         header.str("general.architecture", arch);
         header.str("general.type", "model");
-        header.str(
-            "general.name",
-            format!("synthetic {arch} {} seed {}", self.ty, self.seed),
-        );
+        let name = self.name.clone();
+        let name =
+            name.unwrap_or_else(|| format!("synthetic {arch} {} seed {}", self.ty, self.seed));
+        header.str("general.name", name);
         header.u32("general.quantization_version", 2);
         header.u32("general.alignment", crate::gguf_write::ALIGNMENT as u32);
         header.u32(&key("block_count"), self.layers);
@@ -311,7 +318,7 @@ impl Spec {
         let (added, post) = if gemma { (1.0, part) } else { (part, 1.0) };
         let unit = |cols: u32| 1.0 / (cols as f32).sqrt();
         // Gemma 3 multiplies embeddings by sqrt(d).
-        let embedded = if gemma { unit(d) } else { 1.0 };
+        let embedded = self.embed_std.unwrap_or(if gemma { unit(d) } else { 1.0 });
         let mut list = List(Vec::new());
         list.matrix("token_embd.weight", self.embed_ty, d, self.vocab, embedded)?;
         if let Some(RopeScaling::Llama3 {

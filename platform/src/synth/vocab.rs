@@ -4,6 +4,7 @@ use leanstream_core::gguf::Gguf;
 
 use super::SynthError;
 use crate::gguf_write::Header;
+use crate::text::train::{Merge, spelled};
 
 /// Where the tokens come from.
 pub enum Vocab<'a> {
@@ -11,7 +12,12 @@ pub enum Vocab<'a> {
     BuiltIn,
     /// All `tokenizer.*` metadata of this model.
     Of(&'a Gguf<'a>),
+    /// Every byte and these merges ([`crate::text::train`], pre-tokenizer [`PRE`]).
+    Trained(&'a [Merge]),
 }
+
+/// The pre-tokenizer of the vocabularies that are made here.
+pub const PRE: &str = "smollm";
 
 /// Special tokens, from id 0; the bytes follow from id 3, in order.
 const SPECIALS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
@@ -50,7 +56,10 @@ const MERGES: [(&str, &str); 29] = [
 ];
 
 /// Tokens of the built-in vocabulary without any filling.
-pub const LEAST: u32 = (SPECIALS.len() + 256 + MERGES.len()) as u32;
+pub const LEAST: u32 = BASE + MERGES.len() as u32;
+
+/// Tokens of a vocabulary without merges: the special ones and every byte.
+pub const BASE: u32 = SPECIALS.len() as u32 + 256;
 
 /// Words of this template are ChatML's: every marked-up turn, then the assistant's opening.
 const CHAT_TEMPLATE: &str = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' \
@@ -65,13 +74,17 @@ impl Vocab<'_> {
     /// Adds the `tokenizer.*` keys for `tokens` tokens.
     pub(super) fn put(&self, tokens: u32, header: &mut Header) -> Result<(), SynthError> {
         match self {
-            Self::BuiltIn if tokens < LEAST => Err(SynthError::Vocab {
-                wanted: tokens,
-                has: LEAST,
-            }),
             Self::BuiltIn => {
-                built_in(tokens, header);
+                byte_level(tokens, &MERGES, header)?;
+                header.str("tokenizer.chat_template", CHAT_TEMPLATE);
                 Ok(())
+            }
+            Self::Trained(merges) => {
+                let merges: Vec<(&str, &str)> = merges
+                    .iter()
+                    .map(|(l, r)| (l.as_str(), r.as_str()))
+                    .collect();
+                byte_level(tokens, &merges, header)
             }
             Self::Of(model) => copy(model, tokens, header),
         }
@@ -86,47 +99,42 @@ pub fn tokens_of(model: &Gguf<'_>) -> u32 {
     tokens.map_or(0, |tokens| tokens.len().try_into().unwrap_or(u32::MAX))
 }
 
-fn built_in(tokens: u32, header: &mut Header) {
-    let bytes = (0..=255).map(|byte| byte_char(byte).to_string());
-    let merged = MERGES.iter().map(|(left, right)| format!("{left}{right}"));
-    let filling = (LEAST..tokens).map(|id| format!("<unused{id}>"));
+/// A byte-level vocabulary with these merges, filled up with unused tokens.
+fn byte_level(tokens: u32, merges: &[(&str, &str)], header: &mut Header) -> Result<(), SynthError> {
+    let has = BASE + merges.len() as u32;
+    if tokens < has {
+        return Err(SynthError::Vocab {
+            wanted: tokens,
+            has,
+        });
+    }
+    let merged = merges.iter().map(|(left, right)| format!("{left}{right}"));
+    let filling = (has..tokens).map(|id| format!("<unused{id}>"));
     let texts = SPECIALS
         .iter()
         .map(|s| s.to_string())
-        .chain(bytes)
+        .chain((0..=255).map(spelled))
         .chain(merged)
         .chain(filling);
     let types = (0..tokens).map(|id| match id {
         0..3 => CONTROL,
-        3..LEAST => NORMAL,
+        id if id < has => NORMAL,
         _ => UNUSED,
     });
     header.str("tokenizer.ggml.model", "gpt2");
-    header.str("tokenizer.ggml.pre", "smollm");
+    header.str("tokenizer.ggml.pre", PRE);
     header.strs("tokenizer.ggml.tokens", texts);
     header.i32s("tokenizer.ggml.token_type", types);
     header.strs(
         "tokenizer.ggml.merges",
-        MERGES.iter().map(|(left, right)| format!("{left} {right}")),
+        merges.iter().map(|(left, right)| format!("{left} {right}")),
     );
     header.u32("tokenizer.ggml.bos_token_id", 0);
     header.u32("tokenizer.ggml.eos_token_id", 2);
     header.u32("tokenizer.ggml.padding_token_id", 0);
     header.bool("tokenizer.ggml.add_bos_token", false);
     header.bool("tokenizer.ggml.add_space_prefix", false);
-    header.str("tokenizer.chat_template", CHAT_TEMPLATE);
-}
-
-/// How byte-level BPE spells a byte: printable Latin-1 as itself, the others, in order, as the
-/// characters from U+0100.
-fn byte_char(byte: u8) -> char {
-    let printable = |b: u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-    if printable(byte) {
-        return byte.into();
-    }
-    let before = (0..byte).filter(|&b| !printable(b)).count();
-    char::from_u32(0x100 + before as u32)
-        .unwrap_or_else(|| unreachable!("68 bytes are unprintable"))
+    Ok(())
 }
 
 fn copy(model: &Gguf<'_>, wanted: u32, header: &mut Header) -> Result<(), SynthError> {
@@ -148,20 +156,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_spelled_as_gpt_2_does() {
-        assert_eq!(byte_char(b'A'), 'A');
-        assert_eq!(byte_char(b' '), 'Ġ');
-        assert_eq!(byte_char(b'\n'), 'Ċ');
-        assert_eq!(byte_char(0xad), 'Ń');
-        let mut all: Vec<char> = (0..=255).map(byte_char).collect();
-        all.sort_unstable();
-        all.dedup();
-        assert_eq!(all.len(), 256);
-    }
-
-    #[test]
     fn merges_build_on_what_is_there() {
-        let mut known: Vec<String> = (0..=255).map(|byte| byte_char(byte).to_string()).collect();
+        let mut known: Vec<String> = (0..=255).map(spelled).collect();
         for (left, right) in MERGES {
             assert!(known.iter().any(|k| k == left), "{left}");
             assert!(known.iter().any(|k| k == right), "{right}");

@@ -21,6 +21,7 @@ mod split;
 mod spm;
 #[cfg(test)]
 mod tests;
+pub mod train;
 mod unicode;
 mod utf8;
 mod vocab;
