@@ -79,6 +79,7 @@ fn settings(steps: u32) -> Settings {
         },
         weight_decay: 0.0,
         clip: 1.0,
+        sparsity: 0.0,
         seed: 1,
         act: ActBits::Fixed(Width::F32),
         recompute: Recompute::Never,

@@ -92,6 +92,10 @@ pub struct Tune {
     /// largest norm of a step's gradient (default: 1)
     #[argh(option, default = "1.0")]
     clip: f32,
+    /// pushes the neurons of a ReLU model to silence, so that fewer need be read: this times their mean
+    /// output, summed over layers, is added to the loss that is learned from (default: 0)
+    #[argh(option, default = "0.0")]
+    sparsity: f32,
     /// seed of data's order, first adapters, rounding and dropout (default: 1)
     #[argh(option, short = 's', default = "1")]
     seed: u64,
@@ -170,6 +174,12 @@ impl Tune {
         };
         let (info, parts) = setup::prepare(&self.model.0, settings.scheme, vector, &reading)?;
         self.refuse_inputs(&info.paths)?;
+        if self.sparsity > 0.0 && !info.hyper.act.sparse() {
+            return Err(Error::Usage(format!(
+                "--sparsity: {}'s neurons are never silent: its activation isn't ReLU",
+                self.model.0.display()
+            )));
+        }
         let budget = match &self.budget {
             Some(text) => parse_size(text, Some(info.file_bytes))
                 .map_err(|e| Error::Usage(format!("--budget: {e}")))?,
@@ -359,6 +369,7 @@ impl Tune {
             "warmup": self.warmup,
             "weight_decay": self.weight_decay,
             "clip": self.clip,
+            "sparsity": self.sparsity,
             "seed": self.seed,
             "act_bits": self.act_bits,
             "recompute": self.recompute,

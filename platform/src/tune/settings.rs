@@ -88,6 +88,8 @@ pub struct Settings {
     pub weight_decay: f32,
     /// Largest norm of the gradient.
     pub clip: f32,
+    /// This times the mean output of ReLU, summed over layers, is added to each token's loss.
+    pub sparsity: f32,
     /// Seed of the order of data, of the first adapters, of rounding and of dropout.
     pub seed: u64,
     /// At which width activations are saved.

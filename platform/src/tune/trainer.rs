@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI32;
 
-use leanstream_core::plan::Hyper;
+use leanstream_core::plan::{self, Hyper};
 
 use super::act::{Room, Saved};
 use super::allotment::Allotment;
@@ -13,7 +13,7 @@ use super::gemm::Products;
 use super::memory::{MemoryPlan, widths_of};
 use super::model::buffers::{Buffers, Factors, Low};
 use super::model::columns::Columns;
-use super::model::decoder::Decoder;
+use super::model::decoder::{Decoder, Firing};
 use super::model::embed::Embedding;
 use super::model::head::Losses;
 use super::model::importance::Importance;
@@ -75,6 +75,8 @@ pub struct Step {
     pub norm: f64,
     /// Learning rate.
     pub rate: f32,
+    /// Share of ReLU's neurons that fired; none where the model has other activations.
+    pub active: Option<f64>,
 }
 
 /// A model in training.
@@ -178,6 +180,7 @@ impl<'m> Trainer<'m> {
             angles,
             losses: Losses::new(sizes.tokens, sizes.head_tokens),
             sizes,
+            firing: Firing::new(settings.sparsity),
             seed: settings.seed,
             micro: 0,
             net,
@@ -257,6 +260,7 @@ impl<'m> Trainer<'m> {
             tokens,
             norm,
             rate,
+            active: self.decoder.firing.take(),
         })
     }
 
@@ -364,6 +368,16 @@ fn angles(
     factors: Option<&[f32]>,
     positions: usize,
 ) -> Result<[Angles; 2], crate::run::rope::RopeError> {
-    let of = |rope| Angles::new(&RopeParams::of(hyper, rope, factors), positions);
+    let of = |rope: &plan::Rope| {
+        let params = RopeParams {
+            style: hyper.rope_style,
+            head_dim: hyper.head_dim as usize,
+            n_rot: hyper.rope_dims as usize,
+            base: rope.base,
+            linear_factor: rope.scale,
+            freq_factors: factors,
+        };
+        Angles::new(&params, positions)
+    };
     Ok([of(&hyper.rope)?, of(&hyper.rope_local)?])
 }

@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::common::Scratch;
 use crate::common::cli::{Ran, finish, larger, program, with};
+use leanstream::synth::vocab::Vocab;
+use leanstream::synth::{Arch, Spec};
+use leanstream_core::quant::QuantType;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -155,7 +158,8 @@ fn a_killed_run_goes_on_where_its_checkpoint_stands() {
     let scratch = Scratch::new("tune-killed");
     let (model, data) = (larger(scratch.join("m.gguf")), data(&scratch));
     let (whole, out) = (scratch.join("whole.gguf"), scratch.join("a.gguf"));
-    let more = "--steps 30 --checkpoint-every 2 --seed 7";
+    // 0.03 as a float is a number that only careful parsing gives back.
+    let more = "--steps 30 --checkpoint-every 2 --seed 7 --weight-decay 0.03";
     assert_eq!(tune(&model, &data, &whole, more).code, 0);
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
         let mut command = program(["tune", "-m"]);
@@ -184,7 +188,12 @@ fn a_killed_run_goes_on_where_its_checkpoint_stands() {
         fs::read(&whole).expect("an adapter")
     );
     // Another run's checkpoint is refused, and says in what it differs.
-    let ran = tune(&model, &data, &out, "--steps 30 --seed 8 --resume");
+    let ran = tune(
+        &model,
+        &data,
+        &out,
+        "--steps 30 --seed 8 --weight-decay 0.03 --resume",
+    );
     assert!(ran.failed(2).contains("seed"), "{}", ran.stderr);
     let checkpoint = scratch.join("a.gguf.ckpt");
     let mut bytes = fs::read(&checkpoint).expect("a checkpoint");
@@ -254,6 +263,33 @@ fn a_budget_that_falls_in_mid_run_is_kept_and_training_goes_on() {
     fs::write(&file, "1M").expect("a file");
     let ran = tune(&model, &data, &out, &more);
     assert!(ran.failed(4).contains("total"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_push_to_silence_leaves_fewer_neurons_active() {
+    let scratch = Scratch::new("tune-sparsity");
+    let data = data(&scratch);
+    let model = scratch.join("relu.gguf");
+    let spec = Spec {
+        activation: Some("relu"),
+        ..Spec::small(Arch::Llama, QuantType::F32, 7)
+    };
+    spec.write(&Vocab::BuiltIn, &model).expect("a model");
+    let active = |more: &str| {
+        let more = format!("--full --steps 20 --lr 0.003 --json {more}");
+        let summary = tune(&model, &data, &scratch.join("out.gguf"), &more).json();
+        assert!(number(&summary, "loss_last") < 0.8 * number(&summary, "loss_first"));
+        number(&summary, "active_ratio")
+    };
+    let (free, pushed) = (active(""), active("--sparsity 1"));
+    assert!(pushed < 0.6 * free, "{pushed} of {free}");
+    // Neurons with SiLU are never silent.
+    let silu = larger(scratch.join("silu.gguf"));
+    let out = scratch.join("a.gguf");
+    let ran = tune(&silu, &data, &out, "--steps 1 --sparsity 1");
+    assert!(ran.failed(2).contains("--sparsity"), "{}", ran.stderr);
+    let summary = tune(&silu, &data, &out, "--steps 1 --json").json();
+    assert!(summary["active_ratio"].is_null(), "{summary}");
 }
 
 #[test]

@@ -39,6 +39,7 @@ pub fn settings(scheme: Scheme) -> Settings {
         },
         weight_decay: 0.01,
         clip: 1.0,
+        sparsity: 0.0,
         seed: 1,
         act: ActBits::Fixed(leanstream_core::act::Width::F32),
         recompute: Recompute::Never,

@@ -83,6 +83,7 @@ impl Outputs {
             "grad_norm": step.norm,
             "tokens": step.tokens,
             "targets": step.targets,
+            "active_ratio": step.active,
             "ms": took.as_secs_f64() * 1e3,
             "budget_bytes": decoder.watch.budget(),
             "act_limit_bytes": u64::from(decoder.saved.pool().target()) * 4096,

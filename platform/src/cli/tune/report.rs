@@ -26,6 +26,7 @@ pub(super) struct Report {
     evals: Vec<(f64, f64)>,
     seconds: Vec<f64>,
     tokens: u64,
+    active: Option<f64>,
     shown: Option<Instant>,
     terminal: bool,
 }
@@ -46,6 +47,7 @@ impl Report {
             evals: Vec::new(),
             seconds: Vec::new(),
             tokens: 0,
+            active: None,
             shown: None,
             terminal: std::io::stderr().is_terminal(),
         }
@@ -57,6 +59,7 @@ impl Report {
             .push((self.losses.len() as f64 + 1.0, step.loss));
         self.seconds.push(took.as_secs_f64());
         self.tokens += step.tokens;
+        self.active = step.active;
     }
 
     /// The loss on the other data.
@@ -139,12 +142,19 @@ impl Report {
                 }
                 _ => String::new(),
             };
+            // A run that goes on where it had ended has no losses.
+            let learned = match (first, last) {
+                (Some(first), Some(last)) => format!(", loss {first:.4} to {last:.4}"),
+                _ => String::new(),
+            };
+            let active = match self.active {
+                Some(share) => format!(", {:.1}% of the neurons active", share * 100.0),
+                None => String::new(),
+            };
             say(&format!(
-                "leanstream: {} steps, loss {:.4} to {:.4}{held_out}; {median:.2} s a step, activations at most {} \
+                "leanstream: {} steps{learned}{held_out}{active}; {median:.2} s a step, activations at most {} \
                  ({:.2} bits), peak memory {} of {}; wrote {}",
                 trainer.step,
-                first.unwrap_or(f64::NAN),
-                last.unwrap_or(f64::NAN),
                 mib(act_peak),
                 decoder.allotment.mean_bits(&decoder.plan),
                 mib(peak),
@@ -181,6 +191,7 @@ impl Report {
             "act_f32_bytes": decoder.allotment.f32_bytes(),
             "mean_bits": decoder.allotment.mean_bits(&decoder.plan),
             "bits": bits,
+            "active_ratio": self.active,
             "importance": importances,
             "recomputed": decoder.allotment.recomputed(),
             "peak_rss_bytes": peak,

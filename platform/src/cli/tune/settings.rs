@@ -89,6 +89,7 @@ impl Tune {
             schedule,
             weight_decay: not_negative("--weight-decay", self.weight_decay)?,
             clip,
+            sparsity: not_negative("--sparsity", self.sparsity)?,
             seed: self.seed,
             act,
             recompute,

@@ -141,13 +141,19 @@ impl Decoder<'_> {
         self.output_backward(index, Half::Ffn, tokens, here)?;
         let b = &mut self.buffers;
         let (h, gate, up) = (&mut b.act[..f], &mut b.gate, &mut b.up[..f]);
-        match self.net.hyper.act {
+        let act = self.net.hyper.act;
+        match act {
             Activation::ReluSquared => {
                 ops::relu_sq_backward(&self.team, self.vector, h, up);
             }
-            act => {
+            _ => {
                 ops::activate_backward(&self.team, self.vector, act, h, &mut gate[..f], up);
             }
+        }
+        if act.sparse() {
+            let du = if act.gated() { &mut gate[..f] } else { up };
+            let active = ops::sparsify(&self.team, h, du, self.firing.slope);
+            self.firing.saw(active, f);
         }
         self.inputs_backward(index, Half::Ffn, tokens, learn);
         Ok(())

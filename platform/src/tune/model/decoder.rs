@@ -90,10 +90,46 @@ pub struct Decoder<'m> {
     pub losses: Losses,
     /// Largest micro-batch.
     pub sizes: Sizes,
+    /// Neurons of ReLU that fire, and how they are pushed to silence.
+    pub firing: Firing,
     /// Seed of all noise of training.
     pub seed: u64,
     /// Micro-steps so far: the other half of the noise's seed.
     pub micro: u64,
+}
+
+/// Neurons of ReLU that fire: their share since the last [`Firing::take`], and what is held against them.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Firing {
+    /// This times the mean output of ReLU, summed over layers, is added to each token's loss.
+    pub penalty: f32,
+    /// What that adds to the gradient of ReLU's input where it is positive.
+    pub slope: f32,
+    active: u64,
+    all: u64,
+}
+
+impl Firing {
+    /// Nothing seen yet.
+    pub fn new(penalty: f32) -> Self {
+        Self {
+            penalty,
+            ..Self::default()
+        }
+    }
+
+    /// Counts `active` of `all`.
+    pub(super) fn saw(&mut self, active: u64, all: usize) {
+        self.active += active;
+        self.all += all as u64;
+    }
+
+    /// The share that fired since this was last asked for; none where there is no ReLU.
+    pub fn take(&mut self) -> Option<f64> {
+        let share = (self.all > 0).then(|| self.active as f64 / self.all as f64);
+        (self.active, self.all) = (0, 0);
+        share
+    }
 }
 
 /// What becomes of a layer's activations.
@@ -137,6 +173,7 @@ impl Decoder<'_> {
     pub fn step(&mut self, batch: &Batch<'_>, weight: f32) -> Result<(f64, usize), Error> {
         self.micro += 1;
         self.saved.begin_step(self.micro);
+        self.firing.slope = self.firing.penalty * weight / self.net.hyper.ff as f32;
         self.forward(batch, true)?;
         let result = self.head(batch, Some(weight))?;
         self.backward(batch)?;

@@ -3,6 +3,8 @@
 //! The backward pass works in place and gives `h` again, which the down matrix' gradient takes: three
 //! buffers serve for everything.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::CHUNK_FLOATS;
 use super::arith::flat;
 use crate::cpu::vector::lanes::Lanes;
@@ -71,6 +73,27 @@ pub fn relu_sq_backward(team: &Team, v: Vector, dh: &mut [f32], u: &mut [f32]) {
     team.rows([flat(dh), flat(u)], CHUNK_FLOATS, |_, [dh, u], _| {
         v.relu_sq_back(dh, u);
     });
+}
+
+/// Pushes neurons to silence: where `h` isn't 0, `slope` is added to the gradient `du` of what ReLU takes,
+/// which is what a penalty of `slope` times the sum of ReLU's outputs adds (ProSparse, Song et al. 2024, has it
+/// on the FFN's outputs). Returns how many of `h` aren't 0. Shapes: both (n).
+///
+/// # Panics
+/// The lengths differ.
+pub fn sparsify(team: &Team, h: &[f32], du: &mut [f32], slope: f32) -> u64 {
+    assert_eq!(h.len(), du.len(), "as many gradients as outputs");
+    let active = AtomicU64::new(0);
+    team.rows([flat(du)], CHUNK_FLOATS, |first, [du], _| {
+        let mut here = 0_u32;
+        for (du, h) in du.iter_mut().zip(&h[first..]) {
+            let fires = *h != 0.0;
+            *du += if fires { slope } else { 0.0 };
+            here += u32::from(fires);
+        }
+        active.fetch_add(here.into(), Ordering::Relaxed);
+    });
+    active.into_inner()
 }
 
 multiversion! {
@@ -236,6 +259,26 @@ mod tests {
                 assert_eq!(again, h);
                 let want = differences(&wide(&u), |u| weighted(&forward(u), &dh));
                 agree(&du, &want, 1e-6, "du");
+            }
+        });
+    }
+
+    #[test]
+    fn a_push_to_silence_is_the_gradient_of_a_sum() {
+        every_machine(|team, v| {
+            let mut random = Random(11);
+            for len in LENGTHS {
+                let u = apart(&mut random, len, 3.0);
+                let (mut h, mut du) = (random.floats(len, 1.0), u.clone());
+                let dh = h.clone();
+                relu_sq_backward(team, v, &mut h, &mut du);
+                let active = sparsify(team, &h, &mut du, 0.25);
+                assert_eq!(active, u.iter().filter(|u| **u > 0.0).count() as u64);
+                let loss = |u: &[f64]| {
+                    let square: Vec<f64> = u.iter().map(|u| u.max(0.0).powi(2)).collect();
+                    weighted(&square, &dh) + 0.25 * u.iter().map(|u| u.max(0.0)).sum::<f64>()
+                };
+                agree(&du, &differences(&wide(&u), loss), 1e-6, "du");
             }
         });
     }

@@ -18,7 +18,7 @@ mod rope;
 #[cfg(test)]
 pub(in crate::tune) mod testing;
 
-pub use activation::{activate, activate_backward, relu_sq, relu_sq_backward};
+pub use activation::{activate, activate_backward, relu_sq, relu_sq_backward, sparsify};
 pub use arith::{add, add_bias, bias_gradient, fill, scale};
 pub use attention::{AttentionShape, attention, attention_backward};
 pub use dropout::{Dropout, dropout};
