@@ -7,6 +7,7 @@ synth3b := cache / "synth-3b-q4_0.gguf"
 relu := cache / "smollm2-135m-relu.lean"
 synth7b := cache / "synth-7b-relu.lean"
 relu_trace := cache / "relu.trace"
+texts := cache / "texts"
 bin := "target/release/leanstream"
 
 # everything CI runs
@@ -117,6 +118,47 @@ head-rows text: build
 # kernels: GB/s and GMAC/s by type and shape
 bench-kernels:
     cargo bench -p leanstream --bench kernels
+
+# the texts that tuning is measured with: novels and a translation of the Bible, in the public domain
+texts:
+    platform/benches/datasets.py texts {{texts}}
+
+# the model that `leanstream demo` has in it, from nothing: an hour on two cores (see platform/models/README.md)
+demo-model out=(cache / "demo.gguf"): build
+    cat {{texts}}/web-train.txt {{texts}}/austen-train.txt > {{texts}}/demo-train.txt
+    cargo run --release --example synth -- --arch arcee --type f32 --d 256 --layers 4 --ff 1024 --heads 4 --kv-heads 2 --ctx 1024 --tied --embed-std 0.05 --tokenizer-text {{texts}}/demo-train.txt --vocab 2048 --seed 1 --name 'leanstream demo' -o {{out}}.start
+    {{bin}} tune --full -m {{out}}.start --data {{texts}}/demo-train.txt -o {{out}} --type q8_0 --seq 512 --batch 8 --steps 2400 --lr 0.003 --warmup 100 --weight-decay 0.1 --budget 100M --sparsity 0.03 --seed 1 --resume
+
+# what a step of tuning takes and what it holds, by how activations are saved
+bench-tune steps="20": build
+    for how in "--act-bits f32 --budget 2G" "--act-bits 4 --budget 300M --recompute never" "--recompute layers --budget 300M" "--budget 200M" "--budget 160M"; do {{bin}} tune -m {{smollm2}} --data {{texts}}/austen-train.txt -o target/bench-tune.gguf --steps {{steps}} --checkpoint-every 0 --json $how; done
+
+# what few bits cost in loss: 300 steps each, by seed
+tune-losses seeds="1 2 3" steps="300": build
+    head -c 65000 {{texts}}/austen-test.txt | head -n -1 > {{texts}}/austen-eval.txt
+    for seed in {{seeds}}; do \
+        for how in "--act-bits f32 --budget 2G" "--budget 200M" "--act-bits 4 --budget 400M --recompute never" "--act-bits 2 --budget 400M --recompute never" "--act-bits 1 --budget 400M --recompute never"; do \
+            {{bin}} tune -m {{smollm2}} --data {{texts}}/austen-train.txt --eval {{texts}}/austen-eval.txt -o target/tune-losses.gguf --steps {{steps}} -s $seed --checkpoint-every 0 --json $how; \
+        done; \
+    done
+
+# beside PyTorch with PEFT, in turns; PYTHON has torch, peft, transformers and gguf
+compare-tune python="python3": build
+    {{bin}} tokenize -m {{smollm2}} -f {{texts}}/austen-eval.txt --ids > target/ids.json
+    {{python}} platform/benches/tune_peers.py {{smollm2}} --tokens target/ids.json --steps 6 --threads 2 --variants peft,peft-checkpoint,peft-checkpoint+chunked
+
+# a task with a score: sensor lines to JSON
+sensor-task: build
+    cargo run --release --example sensor_task -- --items 2000 --tests 200 -o target/train.jsonl --held-out target/test.jsonl
+    {{bin}} tune -m {{smollm2}} --data target/train.jsonl --budget 300M --steps 240 --batch 7 --lr 0.001 --warmup 10 -o target/sensor.gguf
+
+# packing and unpacking of activations, GB/s of f32, beside naive dynamic quantization
+bench-activations *filter:
+    cargo bench -p leanstream --bench activations -- {{filter}}
+
+# a convolutional classifier with its activations in few bits
+tune-images *args:
+    cargo run --release --example tune_images -- {{args}}
 
 # ten minutes on each fuzz target
 fuzz:

@@ -7,6 +7,7 @@ pub mod budget;
 pub mod cli;
 pub mod closed;
 pub mod cpu;
+pub mod embedded;
 pub mod error;
 pub mod fetch;
 pub mod gguf_write;

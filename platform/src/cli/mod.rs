@@ -103,7 +103,7 @@ fn dispatch(args: &[&str], allocator: &Counting) -> Result<(), Error> {
         Some(Command::Pack(command)) => command.execute(),
         Some(Command::Merge(command)) => command.execute(),
         Some(Command::Bench(command)) => command.execute(allocator),
-        Some(Command::Demo(command)) => command.execute(allocator),
+        Some(Command::Demo(command)) => command.execute(),
         None => Err(Error::Usage("no command was given".into())),
     }
 }

@@ -1,7 +1,7 @@
 //! `leanstream pack`: from a GGUF model to a file whose neurons can be read one by one.
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use leanstream_core::pack::quality::{KEEPS, SHARES};
@@ -63,6 +63,23 @@ pub struct Pack {
 }
 
 impl Pack {
+    /// With every option at its default.
+    pub(super) fn of(model: PathBuf, out: PathBuf) -> Self {
+        Self {
+            model: PathArg(model),
+            out: PathArg(out),
+            budget: None,
+            threads: None,
+            ffn: Ffn::Units.name().into(),
+            down: None,
+            gates: None,
+            order: None,
+            calibrate: None,
+            quality: None,
+            json: false,
+        }
+    }
+
     pub(super) fn execute(&self) -> Result<(), Error> {
         let ffn = self.ffn()?;
         let down = self.down()?;

@@ -100,7 +100,7 @@ impl Stop {
 }
 
 /// What a run is to do, apart from where it prints.
-pub(super) struct Job<'a> {
+struct Job<'a> {
     /// Options of the machine.
     pub machine: Machine<'a>,
     /// The prompt's bytes.
@@ -121,7 +121,7 @@ pub(super) struct Job<'a> {
 
 /// How a run prints.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Print {
+enum Print {
     /// The bytes as they come.
     Text,
     /// One object at the end.
@@ -215,7 +215,7 @@ fn seed_from_clock() -> u64 {
 }
 
 /// Runs a job and prints what came of it.
-pub(super) fn execute(job: Job<'_>, allocator: &Counting) -> Result<(), Error> {
+fn execute(job: Job<'_>, allocator: &Counting) -> Result<(), Error> {
     let (info, mut weights) = job.machine.load()?;
     if let Some(warning) = info.tokenizer.warning() {
         say(&format!(

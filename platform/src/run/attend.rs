@@ -35,7 +35,16 @@ impl Attention {
     ) -> Result<Self, AttentionError> {
         let layout = layout(hyper, context, batch, kv_type).map_err(AttentionError::Cache)?;
         let region = vec![0u8; layout.bytes()];
-        let rope = |rope: &plan::Rope| Rope::new(&RopeParams::of(hyper, rope, rope_factors));
+        let rope = |rope: &plan::Rope| {
+            Rope::new(&RopeParams {
+                style: hyper.rope_style,
+                head_dim: hyper.head_dim as usize,
+                n_rot: hyper.rope_dims as usize,
+                base: rope.base,
+                linear_factor: rope.scale,
+                freq_factors: rope_factors,
+            })
+        };
         Ok(Self {
             cache: KvCache::new(layout, region).map_err(AttentionError::Cache)?,
             ropes: [

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use leanstream_core::plan::{self, Hyper, RopeStyle};
+use leanstream_core::plan::RopeStyle;
 
 use crate::cpu::vector::{Vector, lanes::Lanes, multiversion};
 
@@ -26,20 +26,6 @@ pub struct RopeParams<'a> {
     pub linear_factor: f32,
     /// The tensor `rope_freqs.weight` (n_rot / 2), which divides each pair's frequency (Llama 3).
     pub freq_factors: Option<&'a [f32]>,
-}
-
-impl<'a> RopeParams<'a> {
-    /// Those of a model's layers that turn by `rope`.
-    pub fn of(hyper: &Hyper, rope: &plan::Rope, freq_factors: Option<&'a [f32]>) -> Self {
-        Self {
-            style: hyper.rope_style,
-            head_dim: hyper.head_dim as usize,
-            n_rot: hyper.rope_dims as usize,
-            base: rope.base,
-            linear_factor: rope.scale,
-            freq_factors,
-        }
-    }
 }
 
 /// Why parameters can't be used.

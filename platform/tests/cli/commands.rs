@@ -225,10 +225,47 @@ fn tokenize_and_its_forms() {
     assert_eq!(lines.lines().count(), 3);
 }
 
+/// No network, no Python: only a folder to write in.
+#[test]
+fn demo_runs_what_is_part_of_the_program() {
+    let scratch = Scratch::new("demo-small");
+    let run = |args: &[&str]| {
+        let mut command = program(["demo"]);
+        command
+            .args(args)
+            .env("LEANSTREAM_CACHE", scratch.join("cache"))
+            .env("PATH", scratch.join("nothing-here"));
+        finish(command.spawn().unwrap())
+    };
+    let told = run(&["--json", "-n", "24"]).json();
+    assert_eq!(told["tokens"].as_array().map(Vec::len), Some(24));
+    assert!(told["bytes_read"].as_u64() > Some(0), "{told}");
+    assert!(
+        told["peak_rss_bytes"].as_u64() <= told["budget_bytes"].as_u64(),
+        "{told}"
+    );
+    // The second time all is there, and the text is the same; in words and spaces, as English has them.
+    let text = run(&["-n", "24"]).text();
+    assert_eq!(told["text"], *text);
+    let letters = text.chars().filter(|c| c.is_ascii_lowercase() || *c == ' ');
+    assert!(letters.count() * 10 > text.len() * 8, "{text}");
+    // A damaged file is put right.
+    let cache = scratch.join("cache");
+    let files = std::fs::read_dir(&cache).unwrap();
+    let model = files
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.extension() == Some("gguf".as_ref()))
+        .unwrap();
+    std::fs::write(&model, "no model").unwrap();
+    assert_eq!(run(&["-n", "24"]).text(), text);
+    assert!(std::fs::metadata(&model).unwrap().len() > 1 << 20);
+    assert!(run(&["--model", "large"]).failed(2).contains("smollm2"));
+}
+
 #[test]
 fn demo_without_python_says_what_to_do() {
     let scratch = Scratch::new("demo");
-    let mut command = program(["demo"]);
+    let mut command = program(["demo", "--model", "smollm2"]);
     command
         .env("LEANSTREAM_CACHE", scratch.join("cache"))
         .env("PATH", scratch.join("nothing-here"));
