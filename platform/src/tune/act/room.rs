@@ -50,13 +50,11 @@ impl Layout {
             grouping,
             chunk_groups: times * 8 * page_bytes / grouping.group(),
         };
+        // Pages by group, whatever the rows: a shorter tensor must not take more chunks than a longer one.
+        let pages = |layout: &Self| (layout.chunk_elements() * 2 / 8).div_ceil(page_bytes);
         (1..=CHUNK_MAX)
             .map(layout)
-            .min_by_key(|layout| {
-                layout
-                    .shape(Width::Two)
-                    .pages(Width::Two, page_bytes as u32)
-            })
+            .min_by(|a, b| (pages(a) * b.chunk_groups).cmp(&(pages(b) * a.chunk_groups)))
             .expect("there are some")
     }
 
@@ -242,6 +240,30 @@ mod tests {
                         "{rows} {cols} {took} {least}"
                     );
                 }
+            }
+        }
+    }
+
+    /// What has room for the longest sequence has room for all.
+    #[test]
+    fn shorter_tensors_take_no_more() {
+        for cols in [8, 100, 192, 576, 648, 960, 1000, 1536, 2048, 11008] {
+            let mut before = ([0; 6], 0, 0);
+            for rows in 1..=600 {
+                let layout = Layout::of(rows, cols, 4096);
+                let room = Capacity::new(4096, 1, 1).and(rows, cols);
+                let pages = layout.pages(4096);
+                let fits = before
+                    .0
+                    .iter()
+                    .zip(pages)
+                    .all(|(before, now)| *before <= now);
+                assert!(
+                    fits && before.1 <= room.chunks,
+                    "{rows} of {cols}: {before:?} {pages:?}"
+                );
+                assert!(before.2 <= room.groups);
+                before = (pages, room.chunks, room.groups);
             }
         }
     }
