@@ -1,7 +1,8 @@
 //! What noise in a saved tensor does to the gradient, from what the backward pass has at hand.
 //!
 //! Inputs of linears: noise in `x` of `dA = sum_t p_t x_t^T` has the variance that
-//! [`leanstream_core::act::importance`] gives, exactly. What is used in between (queries, keys, values,
+//! [`leanstream_core::act::importance`] gives, exactly; an adapter's second gradient, `sum_t dy_t (A x_t)^T`,
+//! has it through A. What is used in between (queries, keys, values,
 //! gate, up) spoils what flows through it: by about the tensor's own noise-to-signal ratio, the
 //! gradients of the linears before it, and its half's part of all gradients below. Scores see queries'
 //! and keys' noise multiplied by their own size, since they are exponents.
@@ -45,10 +46,10 @@ pub struct Importance {
     ranges: Vec<f32>,
 }
 
-/// What the estimates leave out, by kind: noise in `xhat` that comes back through the norm itself, the curve of
-/// the activation, softmax' answer to large errors. Measured against gradients on SmolLM2 (`cargo run
-/// --release --example gradient_noise`, which prints both sides of the ratio).
-pub const WEIGHTS: [f64; Kind::COUNT] = [32.0, 0.7, 4.0, 4.0, 4.0, 16.0, 16.0, 32.0, 11.0, 16.0];
+/// What the estimates leave out, by kind: the curve of the activation, softmax' answer to errors. Inputs of linears
+/// need none: what is said of them is their variance. Between what `tests/tune_variance.rs` finds on small models
+/// and what `cargo run --release --example gradient_noise` finds on SmolLM2, which prints both sides.
+pub const WEIGHTS: [f64; Kind::COUNT] = [1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 1.0];
 
 /// Importances are taken from the last micro-batch of every so many.
 const EVERY: u64 = 4;

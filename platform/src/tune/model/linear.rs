@@ -204,7 +204,7 @@ impl<'a> Linears<'a> {
                 let grads = &mut self.grads[at..at + outputs];
                 ops::bias_gradient(self.team, self.vector, dy, grads);
             }
-            add_squares(rows, dy);
+            add_squares(rows, dy, 1.0);
             return;
         }
         let Some(pair) = self.params.pair(layer, site) else {
@@ -227,7 +227,14 @@ impl<'a> Linears<'a> {
         let x = Mat::new(x, tokens, inputs);
         self.products
             .product(self.team, dlow.t(), x, 1.0, a_grads, true);
-        add_squares(rows, &self.low[1][..tokens * rank]);
+        // Noise of `x` is in both gradients: in that of A times `B^T dy`, and through A x in that of B times
+        // `dy`.
+        add_squares(rows, &self.low[1][..tokens * rank], 1.0);
+        if !rows.is_empty() {
+            let a = &self.values[pair.a()];
+            let through = a.iter().map(|a| a * a).sum::<f32>() / inputs as f32;
+            add_squares(rows, dy, scale * scale * through);
+        }
     }
 
     /// `dx (+)= dy W`, and through the adapter, whose [`Linears::gradients`] came just before.
@@ -287,13 +294,13 @@ pub fn energy(x: &[f32]) -> f64 {
         .sum()
 }
 
-/// Adds the squared length of each row of `x`. Shapes: `rows` (n) or nothing, `x` (n, any).
-fn add_squares(rows: &mut [f32], x: &[f32]) {
+/// Adds the squared length of each row of `x`, times `factor`. Shapes: `rows` (n) or nothing, `x` (n, any).
+fn add_squares(rows: &mut [f32], x: &[f32], factor: f32) {
     if rows.is_empty() {
         return;
     }
     let width = x.len() / rows.len();
     for (row, x) in rows.iter_mut().zip(x.chunks_exact(width)) {
-        *row += x.iter().map(|x| x * x).sum::<f32>();
+        *row += factor * x.iter().map(|x| x * x).sum::<f32>();
     }
 }
