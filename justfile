@@ -122,8 +122,9 @@ bench-kernels:
 # the texts that tuning is measured with: novels and a translation of the Bible, in the public domain
 texts:
     platform/benches/datasets.py texts {{texts}}
+    head -c 65000 {{texts}}/austen-test.txt | head -n -1 > {{texts}}/austen-eval.txt
 
-# the model that `leanstream demo` has in it, from nothing: an hour on two cores (see platform/models/README.md)
+# the model that `leanstream demo` has in it, from nothing: half an hour on two cores (see platform/models/README.md)
 demo-model out=(cache / "demo.gguf"): build
     cat {{texts}}/web-train.txt {{texts}}/austen-train.txt > {{texts}}/demo-train.txt
     cargo run --release --example synth -- --arch arcee --type f32 --d 256 --layers 4 --ff 1024 --heads 4 --kv-heads 2 --ctx 1024 --tied --embed-std 0.05 --tokenizer-text {{texts}}/demo-train.txt --vocab 2048 --seed 1 --name 'leanstream demo' -o {{out}}.start
@@ -135,9 +136,8 @@ bench-tune steps="20": build
 
 # what few bits cost in loss: 300 steps each, by seed
 tune-losses seeds="1 2 3" steps="300": build
-    head -c 65000 {{texts}}/austen-test.txt | head -n -1 > {{texts}}/austen-eval.txt
     for seed in {{seeds}}; do \
-        for how in "--act-bits f32 --budget 2G" "--budget 200M" "--act-bits 4 --budget 400M --recompute never" "--act-bits 2 --budget 400M --recompute never" "--act-bits 1 --budget 400M --recompute never"; do \
+        for how in "--act-bits f32 --budget 2G" "--budget 105M" "--budget 200M" "--act-bits 4 --budget 400M --recompute never" "--act-bits 2 --budget 400M --recompute never" "--act-bits 1 --budget 400M --recompute never"; do \
             {{bin}} tune -m {{smollm2}} --data {{texts}}/austen-train.txt --eval {{texts}}/austen-eval.txt -o target/tune-losses.gguf --steps {{steps}} -s $seed --checkpoint-every 0 --json $how; \
         done; \
     done
