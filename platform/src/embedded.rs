@@ -49,8 +49,11 @@ impl Embedded {
         Ok(path)
     }
 
+    /// Another process may be about the same: each writes a file of its own, and the last to be named stays.
     fn write(&self, path: &Path) -> io::Result<()> {
-        let (mut aside, mut file) = Aside::create(path)?;
+        let own = path.with_extension(format!("gguf.{}", std::process::id()));
+        let mut file = File::create(&own)?;
+        let mut aside = Aside::of(own, path);
         file.write_all(self.bytes)?;
         aside.finish(&file)
     }

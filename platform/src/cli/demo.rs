@@ -1,10 +1,13 @@
 //! `leanstream demo`: a real model in less memory than it has weights, with nothing to prepare.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
+
+use rustix::fs::{FlockOperation, flock};
 
 use super::output::say;
 use super::pack::Pack;
@@ -52,9 +55,16 @@ impl Model {
             Self::Small => {
                 let model = DEMO.put()?;
                 let packed = model.with_extension("lean");
+                // Where several begin at once, one packs and the others wait for it.
+                let turn = File::open(&model)
+                    .and_then(
+                        |file| Ok(flock(&file, FlockOperation::LockExclusive).map(|()| file)?),
+                    )
+                    .map_err(|error| Error::io(&model, "lock it", error))?;
                 if !packed.is_file() {
                     Pack::of(model, packed.clone()).execute()?;
                 }
+                drop(turn);
                 Ok(packed)
             }
             Self::SmolLm2 => SMOLLM2.get(&|line| say(&format!("leanstream: {line}"))),

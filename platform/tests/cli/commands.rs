@@ -263,6 +263,21 @@ fn demo_runs_what_is_part_of_the_program() {
 }
 
 #[test]
+fn demos_that_begin_at_once_do_not_meet() {
+    let scratch = Scratch::new("demos");
+    let start = || {
+        let mut command = program(["demo", "-n", "8"]);
+        command.env("LEANSTREAM_CACHE", scratch.join("cache"));
+        command.spawn().unwrap()
+    };
+    let all: Vec<_> = (0..4).map(|_| start()).collect();
+    let texts: Vec<String> = all.into_iter().map(|child| finish(child).text()).collect();
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+    let names = std::fs::read_dir(scratch.join("cache")).unwrap();
+    assert_eq!(names.count(), 2, "the model and its pack");
+}
+
+#[test]
 fn demo_without_python_says_what_to_do() {
     let scratch = Scratch::new("demo");
     let mut command = program(["demo", "--model", "smollm2"]);
