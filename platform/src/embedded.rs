@@ -31,15 +31,11 @@ pub const DEMO: Embedded = Embedded {
 };
 
 impl Embedded {
-    /// The model as a file, in the cache folder or where there is none in that for temporary files; it is
-    /// written unless it is there already, whole.
+    /// The model as a file in `dir`; it is written unless it is there already, whole.
     ///
     /// # Errors
-    /// The folder or the file can't be made.
-    pub fn put(&self) -> Result<PathBuf, Error> {
-        let dir = cache_dir().unwrap_or_else(std::env::temp_dir);
-        fs::create_dir_all(&dir)
-            .map_err(|error| Error::io(&dir, "make the cache folder", error))?;
+    /// It can't be made.
+    pub fn put(&self, dir: &Path) -> Result<PathBuf, Error> {
         // Another version's model has another name, and so has its pack.
         let path = dir.join(format!("{}-{}.gguf", self.name, &self.sha256[..8]));
         if !matches!(digest(&path), Ok(found) if found == self.sha256) {
@@ -49,14 +45,21 @@ impl Embedded {
         Ok(path)
     }
 
-    /// Another process may be about the same: each writes a file of its own, and the last to be named stays.
     fn write(&self, path: &Path) -> io::Result<()> {
-        let own = path.with_extension(format!("gguf.{}", std::process::id()));
-        let mut file = File::create(&own)?;
-        let mut aside = Aside::of(own, path);
+        let (mut aside, mut file) = Aside::create(path)?;
         file.write_all(self.bytes)?;
         aside.finish(&file)
     }
+}
+
+/// Where embedded models are put: the cache folder, or where there is none that for temporary files.
+///
+/// # Errors
+/// It can't be made.
+pub fn folder() -> Result<PathBuf, Error> {
+    let dir = cache_dir().unwrap_or_else(std::env::temp_dir);
+    fs::create_dir_all(&dir).map_err(|error| Error::io(&dir, "make the cache folder", error))?;
+    Ok(dir)
 }
 
 /// SHA-256 of a file, in hex.

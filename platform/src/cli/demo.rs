@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::output::say;
 use super::pack::Pack;
-use crate::embedded::DEMO;
+use crate::embedded::{self, DEMO};
 use crate::error::{Error, mib};
 use crate::fetch::SMOLLM2;
 
@@ -53,14 +53,13 @@ impl Model {
     fn file(self) -> Result<PathBuf, Error> {
         match self {
             Self::Small => {
-                let model = DEMO.put()?;
+                let dir = embedded::folder()?;
+                // Where several begin at once, one makes the files and the others wait for it.
+                let turn = File::open(&dir)
+                    .and_then(|dir| Ok(flock(&dir, FlockOperation::LockExclusive).map(|()| dir)?))
+                    .map_err(|error| Error::io(&dir, "lock it", error))?;
+                let model = DEMO.put(&dir)?;
                 let packed = model.with_extension("lean");
-                // Where several begin at once, one packs and the others wait for it.
-                let turn = File::open(&model)
-                    .and_then(
-                        |file| Ok(flock(&file, FlockOperation::LockExclusive).map(|()| file)?),
-                    )
-                    .map_err(|error| Error::io(&model, "lock it", error))?;
                 if !packed.is_file() {
                     Pack::of(model, packed.clone()).execute()?;
                 }
