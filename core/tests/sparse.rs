@@ -32,18 +32,24 @@ impl Random {
 }
 
 /// Keeps by frequency; foreseen units are worth their score.
-struct Frequency;
+struct Frequency {
+    slack: u8,
+}
 
 impl Retain for Frequency {
     fn worth(&mut self, seen: &Seen, cause: Cause) -> Worth {
         match cause {
             Cause::Foreseen => Worth((seen.score * 200.0) as u8),
-            _ => Worth((seen.frequency * 250.0) as u8 + 1),
+            _ => Worth((seen.frequency_log2.exp2() * 250.0) as u8 + 1),
         }
     }
 
     fn reranks(&self) -> bool {
         true
+    }
+
+    fn slack(&self) -> u8 {
+        self.slack
     }
 
     fn speculates(&self) -> bool {
@@ -64,6 +70,7 @@ struct Machine {
     sequence: bool,
     speculates: bool,
     layers: u32,
+    slack: u8,
 }
 
 /// Runs it; returns the counters and a hash of what was computed, in the order of groups.
@@ -87,7 +94,9 @@ fn run(machine: &Machine) -> (Counters, u64) {
     let mut tables = Owned::new(banks.clone(), stats, sizes, machine.units);
     let mut store = Store::new(
         tables.lend(),
-        Frequency,
+        Frequency {
+            slack: machine.slack,
+        },
         Reach {
             align: machine.align,
             window_max: window,
@@ -175,6 +184,13 @@ fn run(machine: &Machine) -> (Counters, u64) {
                 );
             } else if !running.is_empty() && (flying.is_empty() || random.below(2) == 0) {
                 let group = running.swap_remove(random.below(running.len() as u32) as usize);
+                for item in store.items(group) {
+                    assert_eq!(
+                        held[item.slot.0 as usize],
+                        Some((bank, item.index)),
+                        "and stay there until it has ended"
+                    );
+                }
                 store.group_ended(group);
             } else if !flying.is_empty() {
                 let (read, offset, len) =
@@ -237,6 +253,7 @@ fn machine(seed: u64) -> Machine {
         sequence: random.below(4) == 0,
         speculates: random.below(2) == 0,
         layers: 40,
+        slack: [0, 1, 40][random.below(3) as usize],
     }
 }
 
@@ -288,8 +305,37 @@ fn what_fits_is_read_once() {
         align: 512,
         fault_every: 0,
         layers: 200,
+        slack: 0,
         seed: 1,
     };
     let (counters, _) = run(&all);
     assert!(counters.misses() <= 900, "{counters:?}");
+}
+
+#[test]
+fn what_no_eviction_comes_near_stays_where_it_is() {
+    let machine = |slack| Machine {
+        slots: 3 * 300,
+        banks: 5,
+        units: 300,
+        reads: 8,
+        speculates: false,
+        sequence: false,
+        gap: 0,
+        align: 512,
+        fault_every: 0,
+        layers: 500,
+        slack,
+        seed: 1,
+    };
+    let (all, computed) = run(&machine(0));
+    let (some, same) = run(&machine(1));
+    assert_eq!(computed, same);
+    assert!(
+        some.moved * 3 < all.moved,
+        "{} of {}",
+        some.moved,
+        all.moved
+    );
+    assert!(some.misses() * 50 <= all.misses() * 51, "{some:?} {all:?}");
 }

@@ -2,7 +2,7 @@
 
 use super::retain::{Cause, Retain};
 use super::store::Store;
-use super::tables::{Bank, Group, Item, Place};
+use super::tables::{Bank, Group, Item, Mark, Place, Stat, Wanted};
 use crate::stream::policy::Worth;
 use crate::units::SlotId;
 
@@ -11,6 +11,9 @@ pub const STAGES: u32 = 8;
 
 /// Units of a group, at most, so that few slots are enough.
 pub const GROUP_MAX: u32 = 256;
+
+/// Units that are looked over together for those that are listed: bytes count them.
+const BLOCK: u32 = 255;
 
 /// One unit that a layer uses.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -98,31 +101,39 @@ impl<R: Retain> Store<'_, R> {
         // So many may hold their slots that one group's missing units find room beside them and beside
         // what is on its way.
         let mut pins = (self.queue.len() as u32).saturating_sub(size + self.coming);
-        for item in 0..self.count {
-            let unit = first + self.items[item as usize].index;
-            let group = item / size;
-            if self.homes[unit as usize].place == Place::Resident {
-                let slot = SlotId(self.homes[unit as usize].slot);
-                self.unlist(slot);
-                if pins == 0 {
-                    self.evict(unit, unit_bytes);
+        for group in 0..self.group_count {
+            let Group {
+                first: from, end, ..
+            } = self.groups[group as usize];
+            let mut missing = 0;
+            for item in from..end {
+                let unit = first + self.items[item as usize].index;
+                let mut place = self.homes[unit as usize].place;
+                if place == Place::Resident && pins == 0 {
+                    let slot = SlotId(self.homes[unit as usize].slot);
+                    self.unlist_unit(unit, slot);
+                    self.evict(unit);
                     self.list(slot, Worth::EMPTY);
-                } else {
+                    place = Place::Absent;
+                }
+                let home = &mut self.homes[unit as usize];
+                home.group = group as u16;
+                home.attempts = 0;
+                if place == Place::Resident {
+                    home.wanted = Wanted::Hit;
+                    let slot = SlotId(home.slot);
+                    self.hold(unit, slot);
                     pins -= 1;
+                } else {
+                    home.wanted = Wanted::Missed;
+                    missing += 1;
+                    self.counters.late += u64::from(place == Place::Filling);
                 }
             }
-            let home = &mut self.homes[unit as usize];
-            home.wanted = true;
-            home.group = group as u16;
-            home.attempts = 0;
-            home.hit = home.place == Place::Resident;
-            if home.hit {
-                self.counters.hits += 1;
-            } else {
-                self.groups[group as usize].missing += 1;
-                self.counters.bytes_missed += u64::from(unit_bytes);
-                self.counters.late += u64::from(home.place == Place::Filling);
-            }
+            self.groups[group as usize].missing = missing;
+            self.ready += u32::from(missing == 0);
+            self.counters.hits += u64::from(end - from - missing);
+            self.counters.bytes_missed += u64::from(missing) * u64::from(unit_bytes);
         }
         self.pass_by(choice.bank, choice.scores);
     }
@@ -194,36 +205,54 @@ impl<R: Retain> Store<'_, R> {
     fn pass_by(&mut self, bank: u32, scores: Option<&[f32]>) {
         let all_fit = self.queue.len() >= self.homes.len();
         let rerank = self.policy.reranks() && !all_fit;
-        let Bank {
-            first,
-            count,
-            unit_bytes,
-            ..
-        } = self.banks[bank as usize];
-        if first as usize >= self.stats.len() {
-            // Neither foreseen nor ranked by anything but their use.
-            return;
+        let Bank { first, count, .. } = self.banks[bank as usize];
+        // Units whose use isn't counted are neither foreseen nor ranked by anything but their use.
+        let end = (first + count).min(self.stats.len() as u32);
+        let asked = Mark::Ahead as u8 | if rerank { Mark::Plain as u8 } else { 0 };
+        let (slack, edge) = (self.policy.slack(), self.edge);
+        // What is listed and what of it moves is found without branches: neither can be predicted.
+        let mut listed = [0u8; 256];
+        let mut moved = [(0u8, Worth::EMPTY); 256];
+        let mut from = first;
+        while from < end {
+            let to = (from + BLOCK).min(end);
+            let mut found = 0u8;
+            for (unit, stat) in (0..BLOCK as u8).zip(&self.stats[from as usize..to as usize]) {
+                listed[usize::from(found)] = unit;
+                found += u8::from(stat.mark as u8 & asked != 0);
+            }
+            let mut moves = 0u8;
+            for &index in &listed[..usize::from(found)] {
+                let unit = from + u32::from(index);
+                let score = scores.map_or(f32::NAN, |scores| scores[(unit - first) as usize]);
+                let worth = self.worth(unit, score, Cause::Passed);
+                let Stat { listed, mark, .. } = self.stats[unit as usize];
+                // Most worths move a little with every token; what that would change isn't worth the
+                // moves. Nor is it where no eviction comes near before the layer runs again.
+                let near = listed.abs_diff(worth.0) <= slack;
+                let far = u16::from(listed.min(worth.0)) >= edge;
+                moved[usize::from(moves)] = (index, worth);
+                moves += u8::from((mark == Mark::Ahead) | !(near | far));
+            }
+            for &(index, worth) in &moved[..usize::from(moves)] {
+                self.pass_unit(bank, from + u32::from(index), worth);
+            }
+            from = to;
         }
-        for index in 0..count {
-            let unit = first + index;
-            let home = self.homes[unit as usize];
-            if home.place != Place::Resident || home.wanted || !(rerank || home.foreseen) {
-                continue;
-            }
-            let was_foreseen = home.foreseen;
-            if was_foreseen {
-                self.homes[unit as usize].foreseen = false;
-                self.counters.bytes_redundant += u64::from(unit_bytes);
-            }
-            let score = scores.map_or(f32::NAN, |scores| scores[index as usize]);
-            let worth = self.worth(unit, score, Cause::Passed);
-            let slot = SlotId(home.slot);
-            // Most worths move a little with every token; what that would change isn't worth the moves.
-            let near = |old: Worth| !was_foreseen && old.0.abs_diff(worth.0) <= self.policy.slack();
-            if !self.queue.worth(slot).is_some_and(near) {
-                self.unlist(slot);
-                self.list(slot, worth);
-            }
+    }
+
+    /// Lists a unit that its layer did not choose anew.
+    #[inline]
+    fn pass_unit(&mut self, bank: u32, unit: u32, worth: Worth) {
+        let home = &mut self.homes[unit as usize];
+        let slot = SlotId(home.slot);
+        if self.stats[unit as usize].mark == Mark::Ahead {
+            home.foreseen = false;
+            let bytes = self.banks[bank as usize].unit_bytes;
+            self.counters.bytes_redundant += u64::from(bytes);
         }
+        self.counters.moved += 1;
+        self.unlist_unit(unit, slot);
+        self.list_unit(unit, slot, worth);
     }
 }

@@ -25,6 +25,8 @@ pub struct Counters {
     pub foreseen_used: u64,
     /// Bytes of units read on speculation and then not used.
     pub bytes_redundant: u64,
+    /// Resident units that a layer passed by and that were listed anew.
+    pub moved: u64,
     /// Reads that failed.
     pub failed: u64,
     /// Units that failed their checksum.
@@ -33,7 +35,7 @@ pub struct Counters {
 
 impl Counters {
     /// The same as numbers in the order of the fields.
-    fn fields(&mut self) -> [&mut u64; 13] {
+    fn fields(&mut self) -> [&mut u64; 14] {
         [
             &mut self.chosen,
             &mut self.skipped,
@@ -46,6 +48,7 @@ impl Counters {
             &mut self.foreseen,
             &mut self.foreseen_used,
             &mut self.bytes_redundant,
+            &mut self.moved,
             &mut self.failed,
             &mut self.corrupt,
         ]

@@ -1,10 +1,11 @@
 //! What the store reads next: demanded units in the order of their groups, then foreseen ones.
 
+use super::listed::edge;
 use super::retain::{Cause, Retain};
 use super::store::{ReadRequest, Store};
-use super::tables::{Bank, Place, Read};
+use super::tables::{Bank, Place, Read, Wanted};
 use crate::stream::policy::Worth;
-use crate::units::{Extent, ReadId, SlotId};
+use crate::units::{Extent, PieceId, ReadId, SlotId};
 
 /// How far one read reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,8 +43,7 @@ impl<R: Retain> Store<'_, R> {
         if free == 0 {
             return None;
         }
-        let free = self.reads.iter().position(|read| !read.flying)?;
-        let read = ReadId(free as u16);
+        let read = ReadId(u16::from(self.read_free));
         if let Some(bank) = self.bank {
             let first = self.banks[bank as usize].first;
             while self.cursor < self.count {
@@ -83,7 +83,9 @@ impl<R: Retain> Store<'_, R> {
             Some(_) => home.named,
             // Units of later groups leave a group's worth of slots: whichever group comes first
             // always finds room, so that it ends and makes more.
-            None => home.wanted && (home.group == group || self.listed > self.group_size),
+            None => {
+                home.wanted != Wanted::No && (home.group == group || self.listed > self.group_size)
+            }
         }
     }
 
@@ -107,15 +109,17 @@ impl<R: Retain> Store<'_, R> {
         self.claim(bank_first + index, slot, read, ahead);
         let align = u64::from(self.reach.align);
         let bytes = u64::from(unit_bytes);
+        let window_max = u64::from(self.reach.window_max);
         let from = |index: u32| (offset + u64::from(index) * bytes) & !(align - 1);
         let to = |index: u32| (offset + (u64::from(index) + 1) * bytes).next_multiple_of(align);
-        let window_max = u64::from(self.reach.window_max);
-        let fits = |first: u32, last: u32| to(last) - from(first) <= window_max;
-        let gap = self.reach.gap_max / unit_bytes;
+        let reach = self.reach.gap_max / unit_bytes + 1;
         let (mut first, mut last) = (index, index);
-        // Upwards, then downwards: each wanted unit that the window still covers joins.
+        // Upwards, then downwards: each wanted unit that the window still covers joins. Upwards those that
+        // end in it,
+        let window_end = (from(first) + window_max) & !(align - 1);
+        let end = count.min(((window_end - offset) / bytes) as u32);
         let mut next = index + 1;
-        while next < count && next - last <= gap + 1 && fits(first, next) {
+        while next < end && next - last <= reach {
             if self.joins(bank_first + next, group, ahead) {
                 let Some(slot) = self.take(ahead) else { break };
                 self.claim(bank_first + next, slot, read, ahead);
@@ -123,8 +127,11 @@ impl<R: Retain> Store<'_, R> {
             }
             next += 1;
         }
+        // downwards those that begin in it.
+        let window_start = to(last).saturating_sub(window_max).next_multiple_of(align);
+        let least = window_start.saturating_sub(offset).div_ceil(bytes) as u32;
         let mut next = index;
-        while next > 0 && first - (next - 1) <= gap + 1 && fits(next - 1, last) {
+        while next > least && first - (next - 1) <= reach {
             next -= 1;
             if self.joins(bank_first + next, group, ahead) {
                 let Some(slot) = self.take(ahead) else { break };
@@ -134,6 +141,7 @@ impl<R: Retain> Store<'_, R> {
         }
         let start = from(first);
         let len = (to(last) - start) as u32;
+        self.read_free = self.reads[usize::from(read.0)].next;
         self.reads[usize::from(read.0)] = Read {
             bank,
             first,
@@ -142,6 +150,7 @@ impl<R: Retain> Store<'_, R> {
             bytes: len,
             flying: true,
             speculative: ahead.is_some(),
+            next: 0,
         };
         self.flying += 1;
         self.flying_ahead += u32::from(ahead.is_some());
@@ -170,23 +179,34 @@ impl<R: Retain> Store<'_, R> {
 
     /// The least worthy slot: any for a demanded unit, one of clearly lower worth for a foreseen one.
     fn take(&mut self, ahead: Option<Worth>) -> Option<SlotId> {
-        let least = self.queue.least()?;
-        if let Some(worth) = ahead
-            && least.0 > worth.0.saturating_sub(HYSTERESIS)
-        {
-            return None;
+        loop {
+            let least = self.queue.least()?;
+            if let Some(worth) = ahead
+                && least.0 > worth.0.saturating_sub(HYSTERESIS)
+            {
+                return None;
+            }
+            let slot = if self.policy.newest_first() {
+                self.queue.last(least)
+            } else {
+                self.queue.first(least)
+            }
+            .expect("the least worth has a slot");
+            let Some(PieceId(unit)) = self.queue.piece(slot) else {
+                self.unlist(slot);
+                return Some(slot);
+            };
+            if self.homes[unit as usize].wanted != Wanted::No {
+                self.let_go(unit, slot);
+                continue;
+            }
+            self.unlist_unit(unit, slot);
+            self.evict(unit);
+            if least > self.taken {
+                self.taken = least;
+                self.edge = self.edge.max(edge(&self.policy, least));
+            }
+            return Some(slot);
         }
-        let slot = if self.policy.newest_first() {
-            self.queue.last(least)
-        } else {
-            self.queue.first(least)
-        }
-        .expect("the least worth has a slot");
-        self.unlist(slot);
-        if let Some(unit) = self.queue.piece(slot) {
-            let bank = self.banks.partition_point(|bank| bank.first <= unit.0) - 1;
-            self.evict(unit.0, self.banks[bank].unit_bytes);
-        }
-        Some(slot)
     }
 }

@@ -6,6 +6,7 @@
 //! - [`store`]: the state machine; its [`tables`] are lent to it.
 //! - [`choice`]: what a layer chose; [`fetch`]: which reads follow from it.
 //! - [`head`]: which rows of the head can still win.
+//! - `listed`: which slots may be taken, in order of worth.
 //! - [`drive`]: what runs it beside the dense engine.
 //! - [`retain`]: what a resident unit is worth, one policy a file.
 
@@ -14,6 +15,8 @@ pub mod counters;
 pub mod drive;
 pub mod fetch;
 pub mod head;
+mod listed;
+mod log2;
 pub mod retain;
 pub mod store;
 pub mod tables;

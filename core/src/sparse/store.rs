@@ -14,14 +14,16 @@
 use super::choice::{GROUP_MAX, Grouping, STAGES};
 use super::counters::Counters;
 use super::fetch::Reach;
-use super::retain::{Cause, Retain, Seen};
+use super::listed::edge;
+use super::retain::{Cause, Retain};
 use super::tables::{
-    Bank, Foreseen, Group, Home, Item, Place, Read, Stat, Tables, from_fixed, to_fixed,
+    Bank, Foreseen, Group, Home, Item, Mark, Place, Read, Stat, Tables, Wanted, from_fixed,
+    to_fixed, to_fixed_log,
 };
 use crate::port::ReadOutcome;
 use crate::stream::policy::Worth;
 use crate::stream::queue::Queue;
-use crate::units::{Extent, PieceId, ReadId, SlotId};
+use crate::units::{Extent, ReadId, SlotId};
 
 /// Times that a unit is read for a layer which waits for it.
 pub const ATTEMPTS_MAX: u8 = 3;
@@ -30,13 +32,7 @@ pub const ATTEMPTS_MAX: u8 = 3;
 const RHO: f32 = 1.0 / 32.0;
 
 /// Ages whose decay is tabulated; beyond, little is left.
-const AGES: usize = 256;
-
-/// Worth of used units whose use isn't counted: so low that they take no slot from a unit that is used
-/// now and then. Those that were used again while they stayed outlast those used once, so that a long
-/// scan doesn't flush them.
-const UNCOUNTED: Worth = Worth(32);
-const UNCOUNTED_AGAIN: Worth = Worth(64);
+pub(super) const AGES: usize = 256;
 
 /// Groups that a bank of `units` may be cut into.
 pub fn groups_max(units: u32) -> u32 {
@@ -99,8 +95,13 @@ pub struct Store<'m, R> {
     /// The token that runs, from 1.
     pub(super) clock: u32,
     pub(super) tokens: u32,
-    protected: u32,
-    /// Slots that are in a list.
+    pub(super) protected: u32,
+    /// The highest worth of a slot that was taken in this pass.
+    pub(super) taken: Worth,
+    /// Units listed at it and above are not listed anew while they stay above: what is evicted before
+    /// their layer runs again lies below. Above all worths where order counts everywhere.
+    pub(super) edge: u16,
+    /// Slots that are in a list, but for the held ones: those that may be taken.
     pub(super) listed: u32,
     /// Foreseen units on their way.
     pub(super) coming: u32,
@@ -112,6 +113,8 @@ pub struct Store<'m, R> {
     pub(super) count: u32,
     pub(super) group_count: u32,
     pub(super) group_size: u32,
+    /// Groups whose units are all resident and that were not started.
+    pub(super) ready: u32,
     pub(super) ended: u32,
     /// Items before it are resident or on their way.
     pub(super) cursor: u32,
@@ -120,6 +123,8 @@ pub struct Store<'m, R> {
     pub(super) ahead_count: u32,
     pub(super) ahead_next: u32,
     pub(super) flying: u32,
+    /// The first of the reads that are not in flight; their number if all are.
+    pub(super) read_free: u8,
     pub(super) flying_ahead: u32,
     /// A batch of reads is being started.
     pub(super) starting: bool,
@@ -174,8 +179,15 @@ impl<'m, R: Retain> Store<'m, R> {
             "too few slots for a group"
         );
         homes.fill(Home::default());
+        for stat in &mut *stats {
+            stat.mark = Mark::Out;
+        }
         reads.fill(Read::default());
+        for (next, read) in (1..).zip(&mut *reads) {
+            read.next = next;
+        }
         let listed = slots.len() as u32;
+        let edge = edge(&policy, Worth::EMPTY);
         let mut decay = [0.0; AGES];
         let mut factor = 1.0;
         for entry in &mut decay {
@@ -199,6 +211,8 @@ impl<'m, R: Retain> Store<'m, R> {
             clock: 0,
             tokens: 1,
             protected: 0,
+            taken: Worth::EMPTY,
+            edge,
             listed,
             coming: 0,
             fault: None,
@@ -207,12 +221,14 @@ impl<'m, R: Retain> Store<'m, R> {
             count: 0,
             group_count: 0,
             group_size: 1,
+            ready: 0,
             ended: 0,
             cursor: 0,
             ahead_bank: 0,
             ahead_count: 0,
             ahead_next: 0,
             flying: 0,
+            read_free: 0,
             flying_ahead: 0,
             starting: false,
         }
@@ -242,31 +258,8 @@ impl<'m, R: Retain> Store<'m, R> {
         assert!(self.bank.is_none(), "layers end before the next pass");
         self.clock = self.clock.saturating_add(tokens);
         self.tokens = tokens;
-    }
-
-    /// What the policy says of `unit`.
-    pub(super) fn worth(&mut self, unit: u32, score: f32, cause: Cause) -> Worth {
-        let Some(stat) = self.stats.get(unit as usize) else {
-            return match cause {
-                Cause::Used { hit: true } => UNCOUNTED_AGAIN,
-                _ => UNCOUNTED,
-            };
-        };
-        let age = match stat.used {
-            0 => u32::MAX,
-            used => self.clock - used,
-        };
-        let since = if stat.used == 0 { 0 } else { age };
-        let seen = Seen {
-            unit,
-            frequency: from_fixed(stat.frequency) * self.decay[(since as usize).min(AGES - 1)],
-            age,
-            score,
-            prior: from_fixed(stat.prior),
-            next: u32::MAX,
-        };
-        let worth = self.policy.worth(&seen, cause);
-        Worth(worth.0.max(Worth::LEAST.0))
+        self.edge = edge(&self.policy, self.taken);
+        self.taken = Worth::EMPTY;
     }
 
     /// Units of a layer to come, likeliest first; replaces what earlier stages foresaw and no read
@@ -278,18 +271,22 @@ impl<'m, R: Retain> Store<'m, R> {
             return;
         }
         let first = self.banks[bank as usize].first;
+        let homes = &mut self.homes[first as usize..];
+        let mut count = 0;
         for (place, unit) in self.foreseen.iter_mut().zip(units) {
             *place = unit;
-            self.homes[(first + unit.index) as usize].named = true;
-            self.ahead_count += 1;
+            homes[unit.index as usize].named = true;
+            count += 1;
         }
+        self.ahead_count = count;
     }
 
     pub(super) fn forget_ahead(&mut self) {
         if self.ahead_count > 0 {
             let first = self.banks[self.ahead_bank as usize].first;
+            let homes = &mut self.homes[first as usize..];
             for unit in &self.foreseen[..self.ahead_count as usize] {
-                self.homes[(first + unit.index) as usize].named = false;
+                homes[unit.index as usize].named = false;
             }
         }
         self.ahead_next = 0;
@@ -319,9 +316,13 @@ impl<'m, R: Retain> Store<'m, R> {
             bytes,
             flying,
             speculative,
+            ..
         } = self.reads[usize::from(read.0)];
         assert!(flying, "only a read in flight ends");
-        self.reads[usize::from(read.0)].flying = false;
+        let ended = &mut self.reads[usize::from(read.0)];
+        ended.flying = false;
+        ended.next = self.read_free;
+        self.read_free = read.0 as u8;
         self.flying -= 1;
         self.flying_ahead -= u32::from(speculative);
         let filled = outcome == ReadOutcome::Filled;
@@ -363,10 +364,13 @@ impl<'m, R: Retain> Store<'m, R> {
 
     fn arrived(&mut self, unit: u32, home: Home) {
         self.homes[unit as usize].place = Place::Resident;
-        if home.wanted {
-            self.groups[usize::from(home.group)].missing -= 1;
+        if home.wanted != Wanted::No {
+            let group = &mut self.groups[usize::from(home.group)];
+            group.missing -= 1;
+            self.ready += u32::from(group.missing == 0);
         } else {
-            self.list(SlotId(home.slot), Worth(home.group as u8));
+            self.list_unit(unit, SlotId(home.slot), Worth(home.group as u8));
+            self.mark_ahead(unit, home.foreseen);
         }
     }
 
@@ -378,7 +382,7 @@ impl<'m, R: Retain> Store<'m, R> {
         home.place = Place::Absent;
         home.foreseen = false;
         home.slot = SlotId::NONE.0;
-        if home.wanted {
+        if home.wanted != Wanted::No {
             home.attempts += 1;
             if home.attempts >= ATTEMPTS_MAX {
                 self.fault = Some(Fault { bank, index });
@@ -389,6 +393,9 @@ impl<'m, R: Retain> Store<'m, R> {
 
     /// The next group that is ready, as a number and a range of [`items`](Self::items).
     pub fn poll_group(&mut self) -> Option<u32> {
+        if self.ready == 0 {
+            return None;
+        }
         let range = match self.grouping {
             Grouping::Importance => 0..self.group_count,
             Grouping::Sequence => self.ended..self.group_count.min(self.ended + 1),
@@ -399,6 +406,7 @@ impl<'m, R: Retain> Store<'m, R> {
                 continue;
             }
             group.started = true;
+            self.ready -= 1;
             let bank = self.bank.expect("groups belong to a layer");
             let first = self.banks[bank as usize].first;
             for item in &mut self.items[group.first as usize..group.end as usize] {
@@ -448,11 +456,11 @@ impl<'m, R: Retain> Store<'m, R> {
         let home = &mut self.homes[unit as usize];
         let Home {
             slot,
-            hit,
+            wanted,
             foreseen,
             ..
         } = *home;
-        home.wanted = false;
+        home.wanted = Wanted::No;
         home.foreseen = false;
         self.counters.foreseen_used += u64::from(foreseen);
         if let Some(stat) = self.stats.get_mut(unit as usize) {
@@ -462,13 +470,26 @@ impl<'m, R: Retain> Store<'m, R> {
             };
             let old = from_fixed(stat.frequency) * self.decay[(since as usize).min(AGES - 1)];
             let weight = 1.0 - self.decay[(self.tokens as usize).min(AGES - 1)];
-            stat.frequency = to_fixed(old + share * weight);
+            let frequency = old + share * weight;
+            stat.frequency = to_fixed(frequency);
+            stat.log = to_fixed_log(frequency);
             if share > 0.0 {
                 stat.used = self.clock;
             }
         }
+        let hit = wanted == Wanted::Hit;
         let worth = self.worth(unit, f32::NAN, Cause::Used { hit });
-        self.list(SlotId(slot), worth);
+        if let Some(stat) = self.stats.get_mut(unit as usize)
+            && stat.mark == Mark::Held
+        {
+            stat.mark = Mark::Plain;
+            self.listed += 1;
+            if u16::from(stat.listed.min(worth.0)) >= self.edge {
+                return;
+            }
+            self.unlist_unit(unit, SlotId(slot));
+        }
+        self.list_unit(unit, SlotId(slot), worth);
     }
 
     /// Groups of the running layer that have not ended.
@@ -497,6 +518,7 @@ impl<'m, R: Retain> Store<'m, R> {
         self.count = 0;
         self.cursor = 0;
         self.group_count = 0;
+        self.ready = 0;
         self.ended = 0;
     }
 
@@ -522,11 +544,13 @@ impl<'m, R: Retain> Store<'m, R> {
                 for item in from..if ended { from } else { end } {
                     let unit = first + self.items[item as usize].index;
                     let home = &mut self.homes[unit as usize];
-                    home.wanted = false;
+                    home.wanted = Wanted::No;
                     home.group = u16::from(Worth::LEAST.0);
+                    let Home { slot, foreseen, .. } = *home;
                     if home.place == Place::Resident {
-                        let slot = SlotId(home.slot);
-                        self.list(slot, Worth::LEAST);
+                        self.let_go(unit, SlotId(slot));
+                        self.list_unit(unit, SlotId(slot), Worth::LEAST);
+                        self.mark_ahead(unit, foreseen);
                     }
                 }
             }
@@ -535,51 +559,5 @@ impl<'m, R: Retain> Store<'m, R> {
         if self.bank.is_some() {
             self.finish();
         }
-    }
-
-    /// Lists a slot, and keeps a capped worth to its cap.
-    pub(super) fn list(&mut self, slot: SlotId, worth: Worth) {
-        self.queue.push(slot, worth);
-        self.listed += 1;
-        let Some(segment) = self.policy.segment() else {
-            return;
-        };
-        if worth != segment.worth {
-            return;
-        }
-        self.protected += 1;
-        if self.protected > segment.units_max {
-            let oldest = self.queue.first(worth).expect("it was just listed");
-            self.unlist(oldest);
-            self.queue.push(oldest, segment.below);
-            self.listed += 1;
-        }
-    }
-
-    pub(super) fn unlist(&mut self, slot: SlotId) {
-        if let Some(segment) = self.policy.segment() {
-            self.protected -= u32::from(self.queue.worth(slot) == Some(segment.worth));
-        }
-        self.queue.remove(slot);
-        self.listed -= 1;
-    }
-
-    /// Forgets that `unit` is in memory. Its slot is in no list.
-    pub(super) fn evict(&mut self, unit: u32, unit_bytes: u32) {
-        let home = &mut self.homes[unit as usize];
-        if home.foreseen {
-            self.counters.bytes_redundant += u64::from(unit_bytes);
-        }
-        self.queue.set_piece(SlotId(home.slot), None);
-        *home = Home::default();
-    }
-
-    /// Gives `slot`, which is in no list, to `unit` of the running read.
-    pub(super) fn fill(&mut self, unit: u32, slot: SlotId, read: ReadId) {
-        self.queue.set_piece(slot, Some(PieceId(unit)));
-        let home = &mut self.homes[unit as usize];
-        home.slot = slot.0;
-        home.read = read.0 as u8;
-        home.place = Place::Filling;
     }
 }

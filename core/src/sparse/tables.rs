@@ -1,5 +1,6 @@
 //! The store's memory, lent in its constructor.
 
+use super::log2::log2;
 use super::store::groups_max;
 use crate::stream::tables::Slot;
 use crate::units::{FileId, SlotId};
@@ -105,6 +106,18 @@ pub(super) enum Place {
     Resident,
 }
 
+/// Whether the layer that runs has chosen a unit and hasn't used it yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Wanted {
+    /// It hasn't.
+    #[default]
+    No,
+    /// It has, and the unit was resident.
+    Hit,
+    /// It has, and the unit was not resident.
+    Missed,
+}
+
 /// What the store remembers of every unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Home {
@@ -113,18 +126,15 @@ pub struct Home {
     pub(super) group: u16,
     pub(super) read: u8,
     pub(super) place: Place,
-    /// The layer that runs has chosen it and hasn't used it yet.
-    pub(super) wanted: bool,
+    pub(super) wanted: Wanted,
     /// It was read on speculation and hasn't been used.
     pub(super) foreseen: bool,
     /// A stage foresees it, and no read was started for it.
     pub(super) named: bool,
-    /// It was resident when it was chosen.
-    pub(super) hit: bool,
     pub(super) attempts: u8,
 }
 
-const _: () = assert!(size_of::<Home>() <= 16, "there is one for every unit");
+const _: () = assert!(size_of::<Home>() <= 12, "there is one for every unit");
 
 impl Default for Home {
     fn default() -> Self {
@@ -133,24 +143,46 @@ impl Default for Home {
             group: 0,
             read: 0,
             place: Place::Absent,
-            wanted: false,
+            wanted: Wanted::No,
             foreseen: false,
             named: false,
-            hit: false,
             attempts: 0,
         }
     }
 }
 
-/// How often a unit is used.
+/// Whether and why a unit is listed; bits of their own, so that several can be looked for at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Mark {
+    /// It isn't.
+    #[default]
+    Out = 0,
+    /// Since it was used or passed by.
+    Plain = 1,
+    /// Since it was foreseen; it hasn't been used.
+    Ahead = 2,
+    /// The running layer has chosen it. It will hardly be listed far from where it is, so it stays there, and
+    /// must not be taken.
+    Held = 4,
+}
+
+/// How often a unit is used, and what ranking all resident units of a layer needs beside it: that goes
+/// over this table alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stat {
     /// The token that used it last; 0: none.
     pub(super) used: u32,
-    /// Decayed share of tokens at that time, in 65535ths.
+    /// log2 of `frequency`, in the fixed point of [`to_fixed_log`].
+    pub(super) log: u16,
+    /// The worth that its slot is listed under, if it is.
+    pub(super) listed: u8,
+    pub(super) mark: Mark,
+    /// Decayed share of tokens at the time of `used`, in 65535ths.
     pub(super) frequency: u16,
     pub(super) prior: u16,
 }
+
+const _: () = assert!(size_of::<Stat>() <= 12, "there is one for every unit");
 
 impl Stat {
     /// A unit that `prior` of the calibration's tokens used (0 to 1).
@@ -158,13 +190,14 @@ impl Stat {
         let prior = to_fixed(prior);
         Self {
             used: 0,
+            log: to_fixed_log(from_fixed(prior)),
+            listed: 0,
+            mark: Mark::Out,
             frequency: prior,
             prior,
         }
     }
-}
 
-impl Stat {
     /// The share of the calibration's tokens.
     pub fn prior(&self) -> f32 {
         from_fixed(self.prior)
@@ -172,14 +205,34 @@ impl Stat {
 }
 
 /// A share as 65535ths.
+#[inline]
 pub(super) fn to_fixed(share: f32) -> u16 {
     // The cast saturates, and makes 0 of NaN.
     (share * 65535.0 + 0.5) as u16
 }
 
 /// 65535ths as a share.
+#[inline]
 pub(super) fn from_fixed(fixed: u16) -> f32 {
     f32::from(fixed) * (1.0 / 65535.0)
+}
+
+/// log2 of what counts as never, far below a 65535th.
+const LOG_LEAST: f32 = -32.0;
+/// Steps of an octave.
+const LOG_STEPS: f32 = 2048.0;
+
+/// log2 of a share from 0 to 1, in 2048ths above -32.
+#[inline]
+pub(super) fn to_fixed_log(share: f32) -> u16 {
+    // The cast saturates: 1 has the log of the number before it.
+    ((log2(share) - LOG_LEAST) * LOG_STEPS + 0.5) as u16
+}
+
+/// log2 of a share from [`to_fixed_log`].
+#[inline]
+pub(super) fn from_fixed_log(fixed: u16) -> f32 {
+    f32::from(fixed) * (1.0 / LOG_STEPS) + LOG_LEAST
 }
 
 /// A unit that the running layer uses.
@@ -226,6 +279,8 @@ pub struct Read {
     pub(super) bytes: u32,
     pub(super) flying: bool,
     pub(super) speculative: bool,
+    /// While it isn't in flight: the next such read.
+    pub(super) next: u8,
 }
 
 /// A unit that a stage foresees.
@@ -258,5 +313,14 @@ mod tests {
         let one = Sizes::new(1, 1, 0, 0).bytes();
         assert_eq!(one - none, size_of::<Home>() as u64);
         assert_eq!(Sizes::of(&[], 0, 0).items, 0);
+    }
+
+    #[test]
+    fn logarithms_keep_what_a_worth_can_show() {
+        assert_eq!(to_fixed_log(0.0), 0);
+        for share in [1.0, 0.5, 0.123, 1e-3, 1.0 / 65535.0] {
+            let log = from_fixed_log(to_fixed_log(share));
+            assert!((log - share.log2()).abs() < 1e-3, "of {share}: {log}");
+        }
     }
 }

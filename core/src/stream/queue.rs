@@ -40,32 +40,38 @@ impl<'m> Queue<'m> {
     }
 
     /// Slots in all.
+    #[inline]
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
     /// Whether there are no slots at all.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
     /// How many slots have a worth below [`Worth::AHEAD`]: what read-ahead may still take.
+    #[inline]
     pub fn spare(&self) -> u32 {
         self.spare
     }
 
     /// The piece in `slot`, or about to be.
+    #[inline]
     pub fn piece(&self, slot: SlotId) -> Option<PieceId> {
         let piece = self.slots[slot.0 as usize].piece;
         (piece != END).then_some(PieceId(piece))
     }
 
     /// Says which piece `slot` holds.
+    #[inline]
     pub fn set_piece(&mut self, slot: SlotId, piece: Option<PieceId>) {
         self.slots[slot.0 as usize].piece = piece.map_or(END, |piece| piece.0);
     }
 
     /// The worth under which `slot` is listed, if it is.
+    #[inline]
     pub fn worth(&self, slot: SlotId) -> Option<Worth> {
         u8::try_from(self.slots[slot.0 as usize].list)
             .ok()
@@ -73,6 +79,7 @@ impl<'m> Queue<'m> {
     }
 
     /// The least worth there is.
+    #[inline]
     pub fn least(&self) -> Option<Worth> {
         let word = self.occupied.iter().position(|&word| word != 0)?;
         Some(Worth(
@@ -81,18 +88,21 @@ impl<'m> Queue<'m> {
     }
 
     /// Longest listed under `worth`.
+    #[inline]
     pub fn first(&self, worth: Worth) -> Option<SlotId> {
         let slot = self.heads[usize::from(worth.0)];
         (slot != END).then_some(SlotId(slot))
     }
 
     /// Last listed under `worth`.
+    #[inline]
     pub fn last(&self, worth: Worth) -> Option<SlotId> {
         let slot = self.tails[usize::from(worth.0)];
         (slot != END).then_some(SlotId(slot))
     }
 
     /// Lists `slot` last under `worth`. It must be in no list.
+    #[inline]
     pub fn push(&mut self, slot: SlotId, worth: Worth) {
         let list = usize::from(worth.0);
         self.link(slot, list);
@@ -101,17 +111,20 @@ impl<'m> Queue<'m> {
     }
 
     /// Lists `slot` among the arrived ones. It must be in no list.
+    #[inline]
     pub fn push_arrived(&mut self, slot: SlotId) {
         self.link(slot, ARRIVED);
     }
 
     /// The one that arrived first.
+    #[inline]
     pub fn first_arrived(&self) -> Option<SlotId> {
         let slot = self.heads[ARRIVED];
         (slot != END).then_some(SlotId(slot))
     }
 
     /// Takes `slot` out of its list.
+    #[inline]
     pub fn remove(&mut self, slot: SlotId) {
         let Slot {
             prev, next, list, ..
@@ -135,6 +148,7 @@ impl<'m> Queue<'m> {
         }
     }
 
+    #[inline]
     fn link(&mut self, slot: SlotId, list: usize) {
         let tail = self.tails[list];
         let entry = &mut self.slots[slot.0 as usize];

@@ -132,6 +132,7 @@ struct Told<'r> {
 }
 
 impl Retain for Told<'_> {
+    #[inline]
     fn worth(&mut self, seen: &Seen, cause: Cause) -> Worth {
         let next = match &self.uses {
             Some(uses) => uses.next(seen.unit, self.token.get()),

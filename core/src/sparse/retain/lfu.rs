@@ -1,6 +1,5 @@
 //! Decayed frequency alone.
 
-use super::log2::log2;
 use super::{Cause, Retain, Seen};
 use crate::stream::policy::Worth;
 
@@ -11,7 +10,7 @@ pub struct Lfu;
 impl Retain for Lfu {
     fn worth(&mut self, seen: &Seen, _cause: Cause) -> Worth {
         // Shares are kept in 65535ths: 16 octaves, of 15 levels each.
-        let level = (log2(seen.frequency) + 16.0) * 15.0;
+        let level = (seen.frequency_log2 + 16.0) * 15.0;
         Worth(1 + level.clamp(0.0, 254.0) as u8)
     }
 

@@ -7,7 +7,6 @@
 mod belady;
 mod fixed;
 mod lfu;
-mod log2;
 mod lru_window;
 mod oneshot;
 mod policy;
@@ -44,8 +43,9 @@ pub enum Cause {
 pub struct Seen {
     /// Which unit.
     pub unit: u32,
-    /// Decayed share of tokens that used it, 0 to 1, this token included.
-    pub frequency: f32,
+    /// log2 of the decayed share of tokens that used it, this token included; -30 and less where it is
+    /// as good as none.
+    pub frequency_log2: f32,
     /// Tokens since it was last used; 0: this token, `u32::MAX`: never.
     pub age: u32,
     /// The gate's pre-activation in units of its layer's root mean square for this token (so it is
@@ -79,7 +79,8 @@ pub trait Retain {
         false
     }
 
-    /// By how much the worth of a unit that a token did not use may differ before it is listed anew.
+    /// By how much the worth of a unit that a token did not use may differ before it is listed anew. With
+    /// any, units far above what is evicted aren't either: their order is that of an earlier token.
     fn slack(&self) -> u8 {
         0
     }
@@ -104,12 +105,13 @@ pub trait Retain {
 #[cfg(test)]
 mod tests {
     use super::Seen;
+    use crate::sparse::log2::log2;
 
     /// A unit used ten tokens ago, of which the rest isn't known.
     pub(super) fn seen(frequency: f32, prior: f32) -> Seen {
         Seen {
             unit: 0,
-            frequency,
+            frequency_log2: log2(frequency),
             age: 10,
             score: f32::NAN,
             prior,

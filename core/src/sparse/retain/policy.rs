@@ -113,26 +113,32 @@ macro_rules! each {
 }
 
 impl Retain for Policy {
+    #[inline]
     fn worth(&mut self, seen: &Seen, cause: Cause) -> Worth {
         each!(self, policy => policy.worth(seen, cause))
     }
 
+    #[inline]
     fn reranks(&self) -> bool {
         each!(self, policy => policy.reranks())
     }
 
+    #[inline]
     fn slack(&self) -> u8 {
         each!(self, policy => policy.slack())
     }
 
+    #[inline]
     fn speculates(&self) -> bool {
         each!(self, policy => policy.speculates())
     }
 
+    #[inline]
     fn newest_first(&self) -> bool {
         each!(self, policy => policy.newest_first())
     }
 
+    #[inline]
     fn segment(&self) -> Option<Segment> {
         each!(self, policy => policy.segment())
     }

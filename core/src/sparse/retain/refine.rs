@@ -18,8 +18,8 @@
 //! GNU GPL. Age, the prior as a feature beside the frequency, frequencies of two or three time scales
 //! and moving averages of the score were tried and change misses by less than 1%.
 
-use super::log2::log2;
 use super::{Cause, Retain, Seen};
+use crate::sparse::log2::log2;
 use crate::stream::policy::Worth;
 
 /// Ranks by the logit of use; reads ahead what a stage's score makes likely.
@@ -70,6 +70,7 @@ impl Refine {
 }
 
 /// `score` where it is known, cut to what the constants hold for.
+#[inline]
 fn known(score: f32, otherwise: f32) -> f32 {
     if score.is_nan() {
         otherwise
@@ -79,8 +80,9 @@ fn known(score: f32, otherwise: f32) -> f32 {
 }
 
 impl Retain for Refine {
+    #[inline]
     fn worth(&mut self, seen: &Seen, cause: Cause) -> Worth {
-        let kept = |score: f32| BIAS + FREQUENCY * log2(seen.frequency) + SCORE * score;
+        let kept = |score: f32| BIAS + FREQUENCY * seen.frequency_log2 + SCORE * score;
         let logit = match cause {
             Cause::Used { .. } => kept(known(seen.score, SCORE_USED)),
             Cause::Passed => kept(known(seen.score, SCORE_PASSED)),
@@ -94,6 +96,7 @@ impl Retain for Refine {
         true
     }
 
+    #[inline]
     fn slack(&self) -> u8 {
         2
     }

@@ -2,6 +2,7 @@
 
 /// log2 of `x`, within 0.0002 and never falling where `x` rises; the smallest normal number stands
 /// for everything below it, zero and NaN included.
+#[inline]
 pub(super) fn log2(x: f32) -> f32 {
     let bits = x.max(f32::MIN_POSITIVE).to_bits();
     let exponent = (bits >> 23) as i32 - 127;
