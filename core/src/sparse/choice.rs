@@ -1,5 +1,6 @@
 //! What a layer chose, and how it is cut into groups.
 
+use super::bits;
 use super::retain::{Cause, Retain};
 use super::store::Store;
 use super::tables::{Bank, Group, Item, Mark, Place, Stat, Wanted};
@@ -127,6 +128,7 @@ impl<R: Retain> Store<'_, R> {
                 } else {
                     home.wanted = Wanted::Missed;
                     missing += 1;
+                    bits::put(self.absent, unit, place == Place::Absent);
                     self.counters.late += u64::from(place == Place::Filling);
                 }
             }

@@ -1,5 +1,6 @@
 //! What the store reads next: demanded units in the order of their groups, then foreseen ones.
 
+use super::bits;
 use super::listed::edge;
 use super::retain::{Cause, Retain};
 use super::store::{ReadRequest, Store};
@@ -73,20 +74,18 @@ impl<R: Retain> Store<'_, R> {
         None
     }
 
-    /// Whether `unit` may join a read for a unit of `group` (or one for foreseen units).
+    /// Whether `unit`, which is absent and wanted or named, may join a read for a unit of `group` (or one for
+    /// foreseen units).
     fn joins(&self, unit: u32, group: u16, ahead: Option<Worth>) -> bool {
+        // Units of later groups leave a group's worth of slots: whichever group comes first always
+        // finds room, so that it ends and makes more.
+        ahead.is_some() || self.homes[unit as usize].group == group || self.listed > self.group_size
+    }
+
+    /// Whether `unit` is absent and named.
+    fn named(&self, unit: u32) -> bool {
         let home = &self.homes[unit as usize];
-        if home.place != Place::Absent {
-            return false;
-        }
-        match ahead {
-            Some(_) => home.named,
-            // Units of later groups leave a group's worth of slots: whichever group comes first
-            // always finds room, so that it ends and makes more.
-            None => {
-                home.wanted != Wanted::No && (home.group == group || self.listed > self.group_size)
-            }
-        }
+        home.named && home.place == Place::Absent
     }
 
     /// Starts a read around unit `index`, if there is a slot for it.
@@ -118,26 +117,38 @@ impl<R: Retain> Store<'_, R> {
         // end in it,
         let window_end = (from(first) + window_max) & !(align - 1);
         let end = count.min(((window_end - offset) / bytes) as u32);
-        let mut next = index + 1;
-        while next < end && next - last <= reach {
-            if self.joins(bank_first + next, group, ahead) {
+        let mut next = bank_first + index + 1;
+        loop {
+            let end = bank_first + end.min(last.saturating_add(reach).saturating_add(1));
+            let found = match ahead {
+                None => bits::lowest(self.absent, next, end),
+                Some(_) => (next..end).find(|unit| self.named(*unit)),
+            };
+            let Some(unit) = found else { break };
+            if self.joins(unit, group, ahead) {
                 let Some(slot) = self.take(ahead) else { break };
-                self.claim(bank_first + next, slot, read, ahead);
-                last = next;
+                self.claim(unit, slot, read, ahead);
+                last = unit - bank_first;
             }
-            next += 1;
+            next = unit + 1;
         }
         // downwards those that begin in it.
         let window_start = to(last).saturating_sub(window_max).next_multiple_of(align);
         let least = window_start.saturating_sub(offset).div_ceil(bytes) as u32;
-        let mut next = index;
-        while next > least && first - (next - 1) <= reach {
-            next -= 1;
-            if self.joins(bank_first + next, group, ahead) {
+        let mut next = bank_first + index;
+        loop {
+            let least = bank_first + least.max(first.saturating_sub(reach));
+            let found = match ahead {
+                None => bits::highest(self.absent, least, next),
+                Some(_) => (least..next).rev().find(|unit| self.named(*unit)),
+            };
+            let Some(unit) = found else { break };
+            if self.joins(unit, group, ahead) {
                 let Some(slot) = self.take(ahead) else { break };
-                self.claim(bank_first + next, slot, read, ahead);
-                first = next;
+                self.claim(unit, slot, read, ahead);
+                first = unit - bank_first;
             }
+            next = unit;
         }
         let start = from(first);
         let len = (to(last) - start) as u32;
@@ -167,6 +178,7 @@ impl<R: Retain> Store<'_, R> {
 
     fn claim(&mut self, unit: u32, slot: SlotId, read: ReadId, ahead: Option<Worth>) {
         self.fill(unit, slot, read);
+        bits::put(self.absent, unit, false);
         let home = &mut self.homes[unit as usize];
         if let Some(worth) = ahead {
             home.foreseen = true;

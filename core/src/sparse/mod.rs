@@ -10,6 +10,7 @@
 //! - [`drive`]: what runs it beside the dense engine.
 //! - [`retain`]: what a resident unit is worth, one policy a file.
 
+mod bits;
 pub mod choice;
 pub mod counters;
 pub mod drive;

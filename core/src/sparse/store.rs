@@ -11,6 +11,7 @@
 //!   is left to start, each only into a slot of lower worth; a later stage replaces what was not
 //!   started yet.
 
+use super::bits;
 use super::choice::{GROUP_MAX, Grouping, STAGES};
 use super::counters::Counters;
 use super::fetch::Reach;
@@ -81,6 +82,8 @@ pub struct Fault {
 pub struct Store<'m, R> {
     pub(super) banks: &'m [Bank],
     pub(super) homes: &'m mut [Home],
+    /// Units that the running layer uses and no read brings, as bits.
+    pub(super) absent: &'m mut [u64],
     pub(super) stats: &'m mut [Stat],
     pub(super) queue: Queue<'m>,
     pub(super) items: &'m mut [Item],
@@ -140,6 +143,7 @@ impl<'m, R: Retain> Store<'m, R> {
             banks,
             homes,
             stats,
+            absent,
             slots,
             items,
             sorted,
@@ -178,7 +182,9 @@ impl<'m, R: Retain> Store<'m, R> {
             slots.len() >= slots_least(largest) as usize,
             "too few slots for a group"
         );
+        assert!(absent.len() * 64 >= homes.len(), "one bit a unit");
         homes.fill(Home::default());
+        absent.fill(0);
         for stat in &mut *stats {
             stat.mark = Mark::Out;
         }
@@ -197,6 +203,7 @@ impl<'m, R: Retain> Store<'m, R> {
         Self {
             banks,
             homes,
+            absent,
             stats,
             queue: Queue::new(slots),
             items,
@@ -383,6 +390,7 @@ impl<'m, R: Retain> Store<'m, R> {
         home.foreseen = false;
         home.slot = SlotId::NONE.0;
         if home.wanted != Wanted::No {
+            bits::put(self.absent, unit, true);
             home.attempts += 1;
             if home.attempts >= ATTEMPTS_MAX {
                 self.fault = Some(Fault { bank, index });
@@ -543,6 +551,7 @@ impl<'m, R: Retain> Store<'m, R> {
                 } = self.groups[group];
                 for item in from..if ended { from } else { end } {
                     let unit = first + self.items[item as usize].index;
+                    bits::put(self.absent, unit, false);
                     let home = &mut self.homes[unit as usize];
                     home.wanted = Wanted::No;
                     home.group = u16::from(Worth::LEAST.0);

@@ -29,6 +29,8 @@ pub struct Tables<'m> {
     /// One for each unit of the first banks: those whose use is counted. Units behind them are kept
     /// by recency alone. What is in it is kept: [`Stat::new`] takes the calibrated prior.
     pub stats: &'m mut [Stat],
+    /// One bit a unit.
+    pub absent: &'m mut [u64],
     /// One a slot.
     pub slots: &'m mut [Slot],
     /// As many as a choice may have units.
@@ -48,6 +50,8 @@ pub struct Tables<'m> {
 pub struct Sizes {
     /// Of `homes`.
     pub homes: usize,
+    /// Of `absent`.
+    pub absent: usize,
     /// Of `slots`.
     pub slots: usize,
     /// Of `items` and of `sorted`; of `foreseen` it is enough.
@@ -64,6 +68,7 @@ impl Sizes {
     pub fn new(units: usize, choice: u32, slots: u32, reads: usize) -> Self {
         Self {
             homes: units,
+            absent: units.div_ceil(64),
             slots: slots as usize,
             items: choice as usize,
             groups: groups_max(choice) as usize,
@@ -83,6 +88,7 @@ impl Sizes {
         let item = 2 * size_of::<Item>() + size_of::<Foreseen>();
         [
             (self.homes, size_of::<Home>()),
+            (self.absent, size_of::<u64>()),
             (self.slots, size_of::<Slot>()),
             (self.items, item),
             (self.groups, size_of::<Group>()),
@@ -311,7 +317,7 @@ mod tests {
         assert_eq!(sizes.groups, groups_max(700) as usize);
         let none = Sizes::new(0, 1, 0, 0).bytes();
         let one = Sizes::new(1, 1, 0, 0).bytes();
-        assert_eq!(one - none, size_of::<Home>() as u64);
+        assert_eq!(one - none, (size_of::<Home>() + size_of::<u64>()) as u64);
         assert_eq!(Sizes::of(&[], 0, 0).items, 0);
     }
 

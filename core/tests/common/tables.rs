@@ -9,6 +9,7 @@ use leanstream_core::stream::tables::Slot;
 pub struct Owned {
     banks: Vec<Bank>,
     homes: Vec<Home>,
+    absent: Vec<u64>,
     stats: Vec<Stat>,
     slots: Vec<Slot>,
     items: Vec<Item>,
@@ -24,6 +25,7 @@ impl Owned {
     pub fn new(banks: Vec<Bank>, stats: Vec<Stat>, sizes: Sizes, foreseen: u32) -> Self {
         Self {
             homes: vec![Home::default(); sizes.homes],
+            absent: vec![0; sizes.absent],
             stats,
             slots: vec![Slot::default(); sizes.slots],
             items: vec![Item::default(); sizes.items],
@@ -40,6 +42,7 @@ impl Owned {
         Tables {
             banks: &self.banks,
             homes: &mut self.homes,
+            absent: &mut self.absent,
             stats: &mut self.stats,
             slots: &mut self.slots,
             items: &mut self.items,

@@ -12,6 +12,7 @@ use super::packed::Packed;
 pub struct UnitTables {
     banks: Vec<Bank>,
     homes: Vec<Home>,
+    absent: Vec<u64>,
     stats: Vec<Stat>,
     slots: Vec<Slot>,
     items: Vec<Item>,
@@ -54,6 +55,7 @@ impl UnitTables {
     pub fn of(banks: Vec<Bank>, stats: Vec<Stat>, sizes: Sizes) -> Self {
         Self {
             homes: vec![Home::default(); sizes.homes],
+            absent: vec![0; sizes.absent],
             stats,
             slots: vec![Slot::default(); sizes.slots],
             items: vec![Item::default(); sizes.items],
@@ -81,6 +83,7 @@ impl UnitTables {
         Tables {
             banks: &self.banks,
             homes: &mut self.homes,
+            absent: &mut self.absent,
             stats: &mut self.stats,
             slots: &mut self.slots,
             items: &mut self.items,
