@@ -1,7 +1,7 @@
 //! The model that is part of the program, so that a demo needs no network: `models/README.md` tells how it
 //! was made.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::aside::Aside;
 use crate::error::Error;
-use crate::fetch::{cache_dir, hex};
+use crate::fetch::{cache_dir, hex, make_cache_dir};
 
 /// A GGUF file among the program's constants.
 #[derive(Clone, Copy)]
@@ -58,7 +58,7 @@ impl Embedded {
 /// It can't be made.
 pub fn folder() -> Result<PathBuf, Error> {
     let dir = cache_dir().unwrap_or_else(std::env::temp_dir);
-    fs::create_dir_all(&dir).map_err(|error| Error::io(&dir, "make the cache folder", error))?;
+    make_cache_dir(&dir)?;
     Ok(dir)
 }
 

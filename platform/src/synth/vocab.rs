@@ -117,7 +117,7 @@ fn byte_level(tokens: u32, merges: &[(&str, &str)], header: &mut Header) -> Resu
         .chain(merged)
         .chain(filling);
     let types = (0..tokens).map(|id| match id {
-        0..3 => CONTROL,
+        id if id < SPECIALS.len() as u32 => CONTROL,
         id if id < has => NORMAL,
         _ => UNUSED,
     });

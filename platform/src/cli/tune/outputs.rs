@@ -88,6 +88,7 @@ impl Outputs {
             "budget_bytes": decoder.watch.budget(),
             "act_limit_bytes": u64::from(decoder.saved.pool().target()) * 4096,
             "mean_bits": decoder.allotment.mean_bits(&decoder.plan),
+            "recomputed": decoder.allotment.recomputed(),
             "rss_bytes": resident.map(|resident| resident.now()),
             "peak_rss_bytes": resident.map(|resident| resident.peak),
         });

@@ -163,23 +163,19 @@ impl Report {
             ));
             return Ok(());
         }
-        let bits: Map<String, Value> = Kind::ALL
-            .into_iter()
-            .filter(|kind| kind.width(&decoder.net.hyper, decoder.sizes.posts) > 0)
-            .map(|kind| {
-                let bits = decoder.allotment.bits_of(&decoder.plan, kind);
-                (kind.name().to_owned(), json!(bits))
-            })
-            .collect();
-        let importances: Map<String, Value> = bits
-            .keys()
-            .zip(
-                Kind::ALL
-                    .into_iter()
-                    .filter(|kind| kind.width(&decoder.net.hyper, decoder.sizes.posts) > 0),
-            )
-            .map(|(name, kind)| (name.clone(), json!(decoder.allotment.importance_of(kind))))
-            .collect();
+        let (hyper, posts) = (&decoder.net.hyper, decoder.sizes.posts);
+        let saved = || {
+            Kind::ALL
+                .into_iter()
+                .filter(|kind| kind.width(hyper, posts) > 0)
+        };
+        let by_kind = |of: &dyn Fn(Kind) -> Value| -> Map<String, Value> {
+            saved()
+                .map(|kind| (kind.name().to_owned(), of(kind)))
+                .collect()
+        };
+        let bits = by_kind(&|kind| json!(decoder.allotment.bits_of(&decoder.plan, kind)));
+        let importances = by_kind(&|kind| json!(decoder.allotment.importance_of(kind)));
         let store = decoder.store.as_ref();
         let summary = json!({
             "steps": trainer.step,
