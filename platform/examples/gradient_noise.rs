@@ -1,14 +1,16 @@
-//! What few bits do to a gradient: each kind of saved tensor alone at two bits, and all of them at each
-//! width, against the gradient with everything saved as f32. Beside it what the allotment takes a
-//! kind's importance to be.
+//! What few bits do to a gradient: each kind of saved tensor alone at two bits, all of them at each
+//! width, and layers' inputs alone, from which everything is computed again; against the gradient with everything
+//! saved as f32. Beside it what the allotment takes a kind's importance to be.
 //!
 //! ```text
 //! gradient_noise MODEL.gguf TEXT [STEPS] [SEQ]
 //! ```
 //!
-//! Prints, for each case, the mean over a few micro-batches of `|g' - g|^2 / |g|^2` after STEPS steps of
-//! training.
+//! Prints, for each case, the mean over a few micro-batches of `|g' - g|^2 / |g|^2` after STEPS steps of training: of the
+//! whole gradient, and of each trained tensor, on average by their sizes. The latter is what the optimizer sees, which
+//! divides each gradient by its own size, and what is predicted.
 
+use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicI32;
@@ -119,6 +121,7 @@ fn measure(model: &Path, text: &Path, steps: u32, seq: u32) -> Result<(), Error>
     };
     let cases = cases(&kinds);
     let (noise, mut learned) = trained.each(&cases)?;
+    println!("{:16} {:>11} {:>11}", "", "whole", "by tensor");
     trained.allotted(&mut learned, &kinds)?;
     let layers = trained.layers() as f64;
     for (case, noise) in cases.iter().zip(noise) {
@@ -126,8 +129,10 @@ fn measure(model: &Path, text: &Path, steps: u32, seq: u32) -> Result<(), Error>
             .kind
             .map(|kind| learned.importance_of(kind) * layers / 9.0);
         match predicted {
-            Some(predicted) => println!("{:16} {noise:.6}  predicted {predicted:.6}", case.name),
-            None => println!("{:16} {noise:.6}", case.name),
+            Some(predicted) => {
+                println!("{:16} {noise}  predicted {predicted:.6}", case.name);
+            }
+            None => println!("{:16} {noise}", case.name),
         }
     }
     Ok(())
@@ -185,7 +190,12 @@ fn cases(kinds: &[Kind]) -> Vec<Case> {
             kind: Some(*kind),
         }
     });
-    all.chain(alone).collect()
+    let again = Width::CODES.into_iter().map(|width| Case {
+        name: format!("inputs at {width}"),
+        plan: LayerPlan::input(width),
+        kind: None,
+    });
+    all.chain(alone).chain(again).collect()
 }
 
 /// A model that has learned a little, whose gradients are compared.
@@ -217,7 +227,7 @@ impl Trained<'_, '_> {
 
     /// The noise of each case, and an allotment that has learned the importances. They are learned where
     /// everything is at hand: at eight bits.
-    fn each(&mut self, cases: &[Case]) -> Result<(Vec<f64>, Allotment), Error> {
+    fn each(&mut self, cases: &[Case]) -> Result<(Vec<Noise>, Allotment), Error> {
         let layers = self.layers();
         let decoder = &self.trainer.decoder;
         let mut learned = Allotment::new(
@@ -228,12 +238,12 @@ impl Trained<'_, '_> {
             Recompute::Auto,
         );
         let eight = LayerPlan::all(Width::Eight);
-        let mut noise = vec![0.0; cases.len()];
+        let mut noise = vec![Noise::default(); cases.len()];
         for index in 0..BATCHES {
             let want = self.gradient(index, &vec![EXACT; layers])?;
             for (case, noise) in cases.iter().zip(&mut noise) {
                 let got = self.gradient(index, &vec![case.plan; layers])?;
-                *noise += off(&got, &want) / BATCHES as f64;
+                self.add(noise, &got, &want);
                 if case.plan == eight {
                     learned.learn(self.trainer.decoder.importance.by_tensor());
                 }
@@ -251,11 +261,11 @@ impl Trained<'_, '_> {
             if learned.choose((one * bits) as u64, &mut plan).is_err() {
                 continue;
             }
-            let mut noise = 0.0;
+            let mut noise = Noise::default();
             for index in 0..BATCHES {
                 let want = self.gradient(index, &exact)?;
                 let got = self.gradient(index, &plan)?;
-                noise += off(&got, &want) / BATCHES as f64;
+                self.add(&mut noise, &got, &want);
             }
             let of = |kind: &Kind| match learned.bits_of(&plan, *kind) {
                 Some(bits) => format!("{} {bits:.1}", kind.name()),
@@ -263,12 +273,45 @@ impl Trained<'_, '_> {
             };
             let kinds: Vec<String> = kinds.iter().map(of).collect();
             println!(
-                "auto at {bits:<8} {noise:.6}  {}, {} recomputed",
+                "auto at {bits:<8} {noise}  {}, {} recomputed",
                 kinds.join(", "),
                 learned.recomputed()
             );
         }
         Ok(())
+    }
+
+    /// Adds what one of the micro-batches shows.
+    fn add(&self, noise: &mut Noise, got: &[f32], want: &[f32]) {
+        let share = 1.0 / BATCHES as f64;
+        noise.whole += share * off(got, want);
+        for tensor in &self.trainer.decoder.params.tensors {
+            let range = tensor.range();
+            let size = range.len() as f64 / got.len() as f64;
+            noise.by_tensor += share * size * off(&got[range.clone()], &want[range]);
+        }
+    }
+}
+
+/// Squared noise relative to the squared gradient.
+#[derive(Clone, Copy, Default)]
+struct Noise {
+    whole: f64,
+    by_tensor: f64,
+}
+
+impl fmt::Display for Noise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |x: f64| match x {
+            1000.0.. => format!("{x:.2e}"),
+            _ => format!("{x:.6}"),
+        };
+        write!(
+            f,
+            "{:>11} {:>11}",
+            number(self.whole),
+            number(self.by_tensor)
+        )
     }
 }
 

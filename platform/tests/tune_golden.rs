@@ -208,7 +208,10 @@ fn a_block_has_the_gradients_of_pytorch() {
             .flatten()
             .copied()
             .collect();
-        near("y_rows", &rows);
+        // What computes a layer again leaves the stream between its halves.
+        if recompute == Recompute::Never {
+            near("y_rows", &rows);
+        }
         near("dx", &decoder.buffers.dx[..tokens * d]);
         assert_eq!(ours().count(), 14);
         for tensor in ours() {

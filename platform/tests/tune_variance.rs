@@ -6,7 +6,6 @@
 mod common;
 
 use std::ops::Range;
-use std::slice;
 
 use common::Scratch;
 use common::tune::{LORA, prepare, settings};
@@ -14,7 +13,6 @@ use leanstream::synth::vocab::Vocab;
 use leanstream::synth::{Arch, Spec};
 use leanstream::tune::allotment::Allotment;
 use leanstream::tune::data::{Data, Options};
-use leanstream::tune::model::importance::WEIGHTS;
 use leanstream::tune::model::kind::{Kind, LayerPlan};
 use leanstream::tune::model::net::Site;
 use leanstream::tune::model::params::Scheme;
@@ -46,9 +44,8 @@ struct Lab<'m> {
     trainer: Trainer<'m>,
     packing: Packing,
     posts: bool,
-    /// The gradient with everything exact, and its squared length.
+    /// The gradient with everything exact.
     exact: Vec<f32>,
-    squared: f64,
     /// By tensor id: what the backward pass makes of one rounded to eight bits.
     importance: Vec<f32>,
 }
@@ -88,14 +85,12 @@ fn lab(test: &str, arch: Arch, scheme: Scheme, measure: impl FnOnce(&mut Lab<'_>
         packing,
         posts,
         exact: Vec::new(),
-        squared: 0.0,
         importance: Vec::new(),
     };
     let layers = info.hyper.layers as usize;
     lab.exact = lab
         .gradient(&vec![LayerPlan::all(Width::F32); layers], 0)
         .to_vec();
-    lab.squared = lab.exact.iter().map(|g| f64::from(*g).powi(2)).sum();
     lab.trainer.decoder.learn = true;
     lab.gradient(&vec![LayerPlan::all(Width::Eight); layers], 0);
     lab.trainer.decoder.learn = false;
@@ -127,27 +122,37 @@ impl Lab<'_> {
         Kind::ALL.into_iter().filter(saves).collect()
     }
 
-    /// Variance of the gradient over seeds, summed over the elements in `parts`.
+    /// Variance of the gradient over seeds by its squared length: of each of `parts`, on average by how much of the
+    /// whole they are.
     fn variance(&mut self, plan: &[LayerPlan], parts: &[Range<usize>]) -> f64 {
         let exact = self.exact.clone();
         let mut sums = vec![0.0; exact.len()];
-        let mut squares = 0.0;
+        let mut squares = vec![0.0; parts.len()];
         for seed in 0..SEEDS {
             let got = self.gradient(plan, SEED_FIRST + seed);
-            for at in parts.iter().cloned().flatten() {
-                let off = f64::from(got[at] - exact[at]);
-                sums[at] += off;
-                squares += off * off;
+            for (part, squares) in parts.iter().zip(&mut squares) {
+                for at in part.clone() {
+                    let off = f64::from(got[at] - exact[at]);
+                    sums[at] += off;
+                    *squares += off * off;
+                }
             }
         }
         let n = SEEDS as f64;
-        let of_means: f64 = sums.iter().map(|sum| sum * sum / n).sum();
-        (squares - of_means) / (n - 1.0)
+        let relative = |(part, squares): (&Range<usize>, &f64)| {
+            let of_means: f64 = sums[part.clone()].iter().map(|sum| sum * sum / n).sum();
+            let length = exact[part.clone()].iter().map(|g| f64::from(*g).powi(2));
+            let share = part.len() as f64 / exact.len() as f64;
+            share * (squares - of_means) / (n - 1.0) / length.sum::<f64>()
+        };
+        let all = parts.iter().zip(&squares).map(relative);
+        all.filter(|x| x.is_finite()).sum()
     }
 
-    /// All of the gradient.
-    fn whole(&self) -> Range<usize> {
-        0..self.exact.len()
+    /// All tensors that are trained.
+    fn whole(&self) -> Vec<Range<usize>> {
+        let tensors = &self.trainer.decoder.params.tensors;
+        tensors.iter().map(|tensor| tensor.range()).collect()
     }
 
     /// Where the gradients lie that are a product with the input of the top layer's `site`.
@@ -161,6 +166,43 @@ impl Lab<'_> {
         let (inputs, outputs) = decoder.net.shape(linear);
         let at = decoder.params.matrix(linear.matrix).expect("it is trained");
         std::iter::once(at..at + inputs * outputs).collect()
+    }
+}
+
+/// Tensors that are saved, or computed again, together.
+const GROUPS: [&[Kind]; 4] = [
+    &[Kind::Q, Kind::K, Kind::V, Kind::O],
+    &[Kind::AttnPost, Kind::FfnNorm],
+    &[Kind::Gate, Kind::Up],
+    &[Kind::FfnPost],
+];
+
+/// Whatever is saved and whatever is computed again, the gradient is the same but for a factor's rounding.
+#[test]
+fn what_is_computed_again_is_what_was_not_saved() {
+    for (arch, scheme) in ARCHS
+        .into_iter()
+        .flat_map(|a| [(a, LORA), (a, Scheme::Full)])
+    {
+        lab("variance-again", arch, scheme, |lab| {
+            let squared: f64 = lab.exact.iter().map(|g| f64::from(*g).powi(2)).sum();
+            let exact = lab.exact.clone();
+            for case in 0..1 << GROUPS.len() {
+                let mut layer = LayerPlan::all(Width::F32);
+                let again = (0..GROUPS.len()).filter(|group| case >> group & 1 == 1);
+                for kind in again.flat_map(|group| GROUPS[group]) {
+                    layer.0[*kind as usize] = None;
+                }
+                let plan = vec![layer; lab.layers()];
+                let off = lab.gradient(&plan, 0).iter().zip(&exact);
+                let off: f64 = off.map(|(a, b)| f64::from(a - b).powi(2)).sum();
+                assert!(
+                    off <= 1e-10 * squared,
+                    "{}, {scheme:?}, case {case:04b}: {off} of {squared}",
+                    arch.name()
+                );
+            }
+        });
     }
 }
 
@@ -194,8 +236,8 @@ fn the_formula_is_the_variance_of_a_linears_gradient() {
                     .iter()
                     .flat_map(|site| lab.input_parts(*site))
                     .collect();
-                let direct = f64::from(lab.importance[kind.id(top).0 as usize]);
-                let c = direct / WEIGHTS[kind as usize] * lab.squared;
+                let seen = &lab.trainer.decoder.importance;
+                let c = f64::from(seen.of_products(top, kind));
                 for width in [Width::Eight, Width::Four, Width::Two] {
                     let mut plan = vec![LayerPlan::all(Width::F32); lab.layers()];
                     plan[top].0[kind as usize] = Some(width);
@@ -215,12 +257,12 @@ fn the_formula_is_the_variance_of_a_linears_gradient() {
 /// How far the allotment may be off: for one kind of tensor, and for all of them together.
 ///
 /// Inputs of linears are as expected, to a few percent. Tensors that are used in between are judged by their
-/// noise-to-signal ratio, which is furthest off for queries (up to 7 times too low with adapters) and for values in
-/// full training (up to 10 times too high); of Gemma 3's outputs behind norms nothing is known but the floor.
+/// noise-to-signal ratio: with adapters queries up to 2 times too low and gates up to 3 times too high, in full training
+/// values and gates up to 6 times too high. Of Gemma 3's outputs behind norms nothing is known but the floor.
 fn allowed(scheme: Scheme) -> (Range<f64>, Range<f64>) {
     match scheme {
-        Scheme::Lora { .. } => (1.0 / 40.0..4.0, 0.25..3.0),
-        Scheme::Full => (0.125..16.0, 0.5..6.0),
+        Scheme::Lora { .. } => (1.0 / 12.0..4.0, 0.25..4.0),
+        Scheme::Full => (0.3..8.0, 0.5..5.0),
     }
 }
 
@@ -237,22 +279,24 @@ fn what_is_expected_of_rounding_is_within_a_factor_of_what_it_does() {
             let hyper = lab.trainer.decoder.net.hyper;
             // As tuning does it: with a floor for what no estimate is made of.
             let tokens = TOKENS as usize;
-            let (auto, never) = (ActBits::Auto, Recompute::Never);
-            let mut allotment = Allotment::new(&hyper, lab.posts, tokens, auto, never);
+            let (act, recompute) = (ActBits::Auto, Recompute::Auto);
+            let mut allotment = Allotment::new(&hyper, lab.posts, tokens, act, recompute);
             allotment.learn(&lab.importance);
             let exact = vec![LayerPlan::all(Width::F32); layers];
             let mut cases: Vec<(String, Vec<LayerPlan>, Range<f64>)> = Vec::new();
             for kind in lab.kinds() {
                 let mut plan = exact.clone();
                 for layer in &mut plan {
+                    // What is computed again from a normed stream has its noise.
+                    if matches!(kind, Kind::AttnNorm | Kind::FfnNorm) {
+                        layer.0[kind as usize..].fill(None);
+                    }
                     layer.0[kind as usize] = Some(Width::Four);
                 }
                 cases.push((kind.name().to_owned(), plan, each.clone()));
             }
-            let all = vec![LayerPlan::all(Width::Four); layers];
-            cases.push(("all".into(), all, together.clone()));
             let mut mixed = exact;
-            let pages = allotment.pages_at(Width::Two) * 5 / 2;
+            let pages = allotment.pages_at(Width::Two);
             allotment.choose(pages, &mut mixed).expect("it fits");
             cases.push(("the allotment's own choice".into(), mixed, together));
             for (name, plan, allowed) in cases {
@@ -266,7 +310,7 @@ fn what_is_expected_of_rounding_is_within_a_factor_of_what_it_does() {
                         Some(f64::from(importance) / squared_steps(width))
                     })
                     .sum();
-                let ratio = expected * lab.squared / lab.variance(&plan, slice::from_ref(&whole));
+                let ratio = expected / lab.variance(&plan, &whole);
                 assert!(
                     allowed.contains(&ratio),
                     "{}, {scheme:?}, {name}: expected {ratio} times what was measured",

@@ -36,14 +36,13 @@ pub struct Allotment {
     by_tensor: Vec<f32>,
 }
 
-/// Groups of tensors that are saved or recomputed together, and whether they can be recomputed: from the
-/// attention's normed input, or from the feed-forward's.
-const GROUPS: [(&[Kind], bool); 5] = [
-    (&[Kind::AttnNorm], false),
-    (&[Kind::Q, Kind::K, Kind::V, Kind::O], true),
-    (&[Kind::AttnPost, Kind::FfnNorm], false),
-    (&[Kind::Gate, Kind::Up], true),
-    (&[Kind::FfnPost], false),
+/// Groups of tensors that are saved or recomputed together, each from those before it.
+const GROUPS: [&[Kind]; 5] = [
+    &[Kind::AttnNorm],
+    &[Kind::Q, Kind::K, Kind::V, Kind::O],
+    &[Kind::AttnPost, Kind::FfnNorm],
+    &[Kind::Gate, Kind::Up],
+    &[Kind::FfnPost],
 ];
 
 impl Allotment {
@@ -68,11 +67,17 @@ impl Allotment {
         let inputs = if hyper.act.gated() { 2.0 } else { 1.0 };
         let layer = d * (2.0 * qd + 2.0 * kvd) + (inputs + 1.0) * d * ff;
         let step = 2.0 * (layer * f64::from(hyper.layers) + d * f64::from(hyper.vocab));
+        let width = |kind: &Kind| kind.width(hyper, posts);
+        // Elements that noise in a tensor of a layer gets into, with what may be computed again from it.
+        let reach = |kind: Kind| match kind {
+            Kind::AttnNorm | Kind::FfnNorm => Kind::ALL[kind as usize..].iter().map(width).sum(),
+            _ => width(&kind),
+        };
         for index in 0..hyper.layers as usize {
-            for (kinds, again) in GROUPS {
+            for kinds in GROUPS {
                 let first = all.places.len();
                 for kind in kinds {
-                    let width = kind.width(hyper, posts);
+                    let width = width(kind);
                     if width == 0 {
                         continue;
                     }
@@ -81,22 +86,30 @@ impl Allotment {
                     all.sites.push(site, tokens * width);
                     all.places.push((index, *kind));
                 }
+                // The products that give them; the layer's input is what all begins with.
                 let work = match kinds[0] {
-                    Kind::Q => d * (qd + 2.0 * kvd) + f64::from(tokens as u32) * qd,
-                    _ => inputs * d * ff,
+                    Kind::AttnNorm => None,
+                    Kind::Q => Some(d * (qd + 2.0 * kvd) + f64::from(tokens as u32) * qd),
+                    Kind::AttnPost => Some(d * qd),
+                    Kind::FfnPost => Some(d * ff),
+                    _ => Some(inputs * d * ff),
                 };
-                let share = (work / step) as f32;
-                let may = again && recompute == Recompute::Auto && act == ActBits::Auto;
-                let again = may.then_some(Again {
+                let may = recompute == Recompute::Auto && act == ActBits::Auto;
+                let again = work.filter(|_| may).map(|work| Again {
                     pages: 0,
-                    loss: share * STEP_WORTH,
+                    loss: (work / step) as f32 * STEP_WORTH,
                 });
                 all.sites.close(first, again);
             }
         }
         // As if one bit everywhere made noise as large as the gradient, in proportion to the elements.
         let total: f32 = all.sites.elements.iter().sum();
-        all.sites.begin(|elements| elements / total);
+        let reached = all
+            .places
+            .iter()
+            .map(|(_, kind)| (tokens * reach(*kind)) as f32);
+        all.sites
+            .begin(reached.map(|elements| elements / total).collect());
         all.fill_by_tensor();
         all
     }

@@ -42,13 +42,9 @@ impl Sites {
         }
     }
 
-    /// Sets what importances are before anything is known: `prior` of each tensor's elements.
-    pub fn begin(&mut self, prior: impl Fn(f32) -> f32) {
-        self.priors = self
-            .elements
-            .iter()
-            .map(|elements| prior(*elements))
-            .collect();
+    /// Sets what importances are before anything is known.
+    pub fn begin(&mut self, priors: Vec<f32>) {
+        self.priors = priors;
         self.learn(std::iter::empty());
     }
 

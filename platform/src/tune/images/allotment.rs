@@ -31,7 +31,7 @@ impl Allotment {
             sites.push(Site::new(pages), batch * kept.len);
         }
         sites.close(0, None);
-        sites.begin(|elements| elements);
+        sites.begin(sites.elements.clone());
         let importance = sites.all.iter().map(|site| site.importance).collect();
         Self {
             act,

@@ -13,7 +13,6 @@ use super::linear::{Linears, energy, vector};
 use super::net::Half;
 use crate::error::Error;
 use crate::tune::ops::{self, Direction};
-use crate::tune::optim::sum_squares;
 
 impl Decoder<'_> {
     /// One block alone, forward and backward: `buffers.x` becomes its output for the stream `x`, and
@@ -43,6 +42,9 @@ impl Decoder<'_> {
     }
 
     pub(super) fn backward(&mut self, batch: &Batch<'_>) -> Result<(), Error> {
+        if self.learns() {
+            self.importance.begin();
+        }
         for layer in (0..self.net.layers.len()).rev() {
             self.heed()?;
             if let Some(store) = &mut self.store {
@@ -52,17 +54,16 @@ impl Decoder<'_> {
         }
         self.embed_backward(batch);
         if self.learns() {
-            let squared = sum_squares(&self.team, self.vector, &self.grads);
-            self.importance.finish(squared);
+            self.importance.finish();
         }
         Ok(())
     }
 
     fn layer_backward(&mut self, index: usize, batch: &Batch<'_>) -> Result<(), Error> {
-        // What the buffers hold: everything when the layer was computed again.
+        // Whether the buffers hold attention, computed again because the network's input wasn't saved.
         let here = !self.has(index, Kind::FfnNorm);
         if here {
-            self.replay(index, batch)?;
+            self.network_input(index, batch)?;
         }
         self.ffn_backward(index, batch, here)?;
         self.attention_backward(index, batch, here)?;
@@ -72,10 +73,10 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// Computes the layer again from its normed input.
-    fn replay(&mut self, index: usize, batch: &Batch<'_>) -> Result<(), Error> {
+    /// Computes the network's normed input again, from the layer's and from what else is saved of attention.
+    fn network_input(&mut self, index: usize, batch: &Batch<'_>) -> Result<(), Error> {
         let (tokens, d) = (batch.tokens.len(), self.net.hyper.d as usize);
-        self.load(index, Kind::AttnNorm, tokens)?;
+        self.attention_values(index, batch)?;
         let factors = self.factors.layer(index, tokens);
         let b = &mut self.buffers;
         // A norm's output and its factor are its input.
@@ -86,7 +87,30 @@ impl Decoder<'_> {
                 *x = xhat / *rstd;
             }
         }
-        self.layer_forward(index, batch, Keep::Here)
+        self.output(index, Half::Attention, tokens, Keep::Here)?;
+        self.add_output(tokens);
+        self.norm_forward(index, Half::Ffn, tokens, Keep::Here)
+    }
+
+    /// Fills `n`, `q`, `k`, `v` and `o`, each from what is saved of it or from those before it.
+    fn attention_values(&mut self, index: usize, batch: &Batch<'_>) -> Result<(), Error> {
+        let tokens = batch.tokens.len();
+        self.load(index, Kind::AttnNorm, tokens)?;
+        self.normed(index, Half::Attention, tokens);
+        if self.has(index, Kind::Q) {
+            self.load(index, Kind::Q, tokens)?;
+            self.load(index, Kind::K, tokens)?;
+            self.load(index, Kind::V, tokens)?;
+            self.renorm_heads(index, batch);
+        } else {
+            self.queries(index, batch, true);
+        }
+        if self.has(index, Kind::O) {
+            self.load(index, Kind::O, tokens)?;
+        } else {
+            self.attend(index, batch);
+        }
+        Ok(())
     }
 
     /// Brings a saved tensor back into its buffer.
@@ -120,25 +144,33 @@ impl Decoder<'_> {
         if !here {
             self.load(index, Kind::FfnNorm, tokens)?;
         }
+        let learn = self.learns();
+        if learn {
+            self.saw_between(index, Kind::FfnNorm, tokens);
+        }
         self.normed(index, Half::Ffn, tokens);
-        if !here {
-            if self.has(index, Kind::Gate) {
+        if self.has(index, Kind::Up) {
+            if self.net.hyper.act.gated() {
                 self.load(index, Kind::Gate, tokens)?;
             }
-            if self.has(index, Kind::Up) {
-                self.load(index, Kind::Up, tokens)?;
-            } else {
-                self.inputs(index, Half::Ffn, tokens, true);
-            }
+            self.load(index, Kind::Up, tokens)?;
+        } else {
+            self.inputs(index, Half::Ffn, tokens, true);
         }
-        let learn = !here && self.learns();
         if learn {
             for kind in [Kind::Gate, Kind::Up] {
                 self.saw_between(index, kind, tokens);
             }
         }
         self.activate(tokens);
-        self.output_backward(index, Half::Ffn, tokens, here)?;
+        if self.net.layers[index].post(Half::Ffn).is_some() {
+            if self.has(index, Kind::FfnPost) {
+                self.load(index, Kind::FfnPost, tokens)?;
+            } else {
+                self.output(index, Half::Ffn, tokens, Keep::Here)?;
+            }
+        }
+        self.output_backward(index, Half::Ffn, tokens)?;
         let b = &mut self.buffers;
         let (h, gate, up) = (&mut b.act[..f], &mut b.gate, &mut b.up[..f]);
         let act = self.net.hyper.act;
@@ -167,26 +199,19 @@ impl Decoder<'_> {
     ) -> Result<(), Error> {
         let tokens = batch.tokens.len();
         let (qd, kvd) = self.head_widths();
-        self.load(index, Kind::AttnNorm, tokens)?;
-        self.normed(index, Half::Attention, tokens);
-        if !here {
-            if self.has(index, Kind::Q) {
-                self.load(index, Kind::Q, tokens)?;
-                self.load(index, Kind::K, tokens)?;
-                self.load(index, Kind::V, tokens)?;
-                self.renorm_heads(index, batch);
-            } else {
-                self.queries(index, batch, true);
-            }
-            if self.has(index, Kind::O) {
-                self.load(index, Kind::O, tokens)?;
-            } else {
-                self.attend(index, batch);
+        if here {
+            // The network's input took its place.
+            self.load(index, Kind::AttnNorm, tokens)?;
+            self.normed(index, Half::Attention, tokens);
+        } else {
+            self.attention_values(index, batch)?;
+            if self.net.layers[index].post(Half::Attention).is_some() {
+                self.load(index, Kind::AttnPost, tokens)?;
             }
         }
-        let learn = !here && self.learns();
+        let learn = self.learns();
         if learn {
-            for kind in [Kind::Q, Kind::K, Kind::V] {
+            for kind in [Kind::AttnNorm, Kind::Q, Kind::K, Kind::V] {
                 self.saw_between(index, kind, tokens);
             }
             let (q, k) = (
@@ -198,7 +223,7 @@ impl Decoder<'_> {
             let squares = squares * f64::from(scale * scale) * f64::from(dim);
             self.importance.saw_scores(index, squares);
         }
-        self.output_backward(index, Half::Attention, tokens, here)?;
+        self.output_backward(index, Half::Attention, tokens)?;
         let shape = self.attention_shape(index);
         let b = &mut self.buffers;
         ops::attention_backward(
@@ -220,21 +245,12 @@ impl Decoder<'_> {
 
     /// Through a half's output: from the stream's gradient to that of its output linear's input, which
     /// goes into `d_o` or `act`.
-    fn output_backward(
-        &mut self,
-        index: usize,
-        half: Half,
-        tokens: usize,
-        here: bool,
-    ) -> Result<(), Error> {
+    fn output_backward(&mut self, index: usize, half: Half, tokens: usize) -> Result<(), Error> {
         let (layer, site) = (self.net.layers[index], half.output());
         let n = tokens * self.net.hyper.d as usize;
         let (width, _) = self.net.shape(layer.linear(site));
-        let learn = !here && self.learns();
+        let learn = self.learns();
         if let Some(post) = layer.post(half) {
-            if !here {
-                self.load(index, Kind::output(half), tokens)?;
-            }
             self.post_backward(post, half, index, tokens);
         }
         let mut lin = linears!(self, true);

@@ -239,7 +239,9 @@ impl Decoder<'_> {
         self.save(index, Kind::V, tokens, keep)?;
         self.attend(index, batch);
         self.save(index, Kind::O, tokens, keep)?;
-        self.add_output(index, Half::Attention, tokens, keep)
+        self.output(index, Half::Attention, tokens, keep)?;
+        self.add_output(tokens);
+        Ok(())
     }
 
     fn ffn_forward(&mut self, index: usize, batch: &Batch<'_>, keep: Keep) -> Result<(), Error> {
@@ -249,11 +251,13 @@ impl Decoder<'_> {
         self.save(index, Kind::Gate, tokens, keep)?;
         self.save(index, Kind::Up, tokens, keep)?;
         self.activate(tokens);
-        self.add_output(index, Half::Ffn, tokens, keep)
+        self.output(index, Half::Ffn, tokens, keep)?;
+        self.add_output(tokens);
+        Ok(())
     }
 
     /// The stream, normed for a half, into `n` and `xhat`.
-    fn norm_forward(
+    pub(super) fn norm_forward(
         &mut self,
         index: usize,
         half: Half,
@@ -274,8 +278,8 @@ impl Decoder<'_> {
         self.save(index, Kind::normed(half), tokens, keep)
     }
 
-    /// A half's output, through the norm that may follow it, is added to the stream.
-    fn add_output(
+    /// A half's output, through the norm that may follow it, into `t`.
+    pub(super) fn output(
         &mut self,
         index: usize,
         half: Half,
@@ -304,9 +308,14 @@ impl Decoder<'_> {
             );
             self.save(index, Kind::output(half), tokens, keep)?;
         }
+        Ok(())
+    }
+
+    /// A half's output is added to the stream.
+    pub(super) fn add_output(&mut self, tokens: usize) {
+        let n = tokens * self.net.hyper.d as usize;
         let b = &mut self.buffers;
         ops::add(&self.team, self.vector, &mut b.x[..n], &b.t[..n]);
-        Ok(())
     }
 
     /// `q`, `k`, `v` of the normed stream in `n`, normed and turned. Keeps what norms of heads divided.

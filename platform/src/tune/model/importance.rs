@@ -7,8 +7,12 @@
 //! gradients of the linears before it, and its half's part of all gradients below. Scores see queries'
 //! and keys' noise multiplied by their own size, since they are exponents.
 //!
-//! All are relative to the squared length of the whole gradient, so that micro-batches of any size and
-//! losses of any height average well.
+//! What is computed again from a saved tensor has that one's noise, relative to its length. It is taken for granted
+//! that everything is, since nobody would save what gives the rest less well than that.
+//!
+//! All are relative to what is spoiled: the optimizer divides each weight's gradient by its own size, so that noise in
+//! a small one is as harmful as in a large one. A trained tensor counts by its squared noise by its squared gradient, and
+//! by its share of all parameters.
 
 use leanstream_core::act::importance::importance;
 
@@ -30,7 +34,8 @@ struct Layer {
 /// What flowed back through a half.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    /// Squared lengths of the gradients of its input linears, and of its output's.
+    /// Squared lengths of the gradients of its input linears, and of its output's, as if tokens were independent,
+    /// as they count.
     gradients: [f64; 2],
     /// Its part of the squared gradient that is passed on.
     share: f64,
@@ -50,6 +55,16 @@ pub struct Importance {
 /// need none: what is said of them is their variance. Between what `tests/tune_variance.rs` finds on small models
 /// and what `cargo run --release --example gradient_noise` finds on SmolLM2, which prints both sides.
 pub const WEIGHTS: [f64; Kind::COUNT] = [1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 1.0];
+
+/// What may be computed again from the layer's input; the last two also from the network's.
+const FROM_STREAM: [Kind; 6] = [
+    Kind::Q,
+    Kind::K,
+    Kind::V,
+    Kind::FfnNorm,
+    Kind::Gate,
+    Kind::Up,
+];
 
 /// Importances are taken from the last micro-batch of every so many.
 const EVERY: u64 = 4;
@@ -75,9 +90,20 @@ impl Importance {
         micro % EVERY == 1 || micro <= EVERY
     }
 
-    /// By tensor id, relative to the squared gradient.
+    /// By tensor id, relative to squared gradients.
     pub fn by_tensor(&self) -> &[f32] {
         &self.by_tensor
+    }
+
+    /// A pass begins: nothing was seen of what it didn't save.
+    pub fn begin(&mut self) {
+        self.layers.fill(Layer::default());
+    }
+
+    /// Variance at one step of the grid of the gradients that a saved input of linears is multiplied for, in the last
+    /// pass.
+    pub fn of_products(&self, layer: usize, kind: Kind) -> f32 {
+        self.layers[layer].direct[kind as usize]
     }
 
     /// Rows for [`super::linear::Linears::gradients`] to add to, cleared.
@@ -147,26 +173,21 @@ impl Importance {
         self.layers[layer].halves[half as usize].share = share.clamp(0.0, 1.0);
     }
 
-    /// The pass has ended; `squared` is the squared length of the whole gradient.
-    pub fn finish(&mut self, squared: f64) {
-        if !squared.is_finite() || squared <= 0.0 {
-            return;
-        }
+    /// The pass has ended.
+    pub fn finish(&mut self) {
         let mut below = 0.0;
-        for (layer, out) in self
-            .layers
-            .iter()
-            .zip(self.by_tensor.chunks_exact_mut(Kind::COUNT))
-        {
+        let out = self.by_tensor.chunks_exact_mut(Kind::COUNT);
+        for (layer, out) in self.layers.iter().zip(out) {
             let [attention, ffn] = layer.halves;
-            for kind in Kind::ALL {
-                let ratio = f64::from(layer.ratio[kind as usize]);
+            // What a tensor spoils that is as much noise as signal.
+            let spoils = |kind| {
                 let (before, through) = match kind {
                     Kind::Q | Kind::K => {
                         let scores = f64::from(layer.scores);
                         (scores * attention.gradients[0], scores * attention.share)
                     }
                     Kind::V => (attention.gradients[0], attention.share),
+                    Kind::FfnNorm => (ffn.gradients[0], 0.0),
                     Kind::Gate | Kind::Up => (ffn.gradients[0] + ffn.gradients[1], ffn.share),
                     _ => (0.0, 0.0),
                 };
@@ -175,9 +196,18 @@ impl Importance {
                     Kind::Gate | Kind::Up => below + attention.gradients.iter().sum::<f64>(),
                     _ => below,
                 };
-                let spoiled = ratio * (before + through * under);
-                let all = f64::from(layer.direct[kind as usize]) + spoiled;
-                out[kind as usize] = (WEIGHTS[kind as usize] * all / squared) as f32;
+                WEIGHTS[kind as usize] * (before + through * under)
+            };
+            let all_spoil = |kinds: &[Kind]| kinds.iter().map(|kind| spoils(*kind)).sum::<f64>();
+            for kind in Kind::ALL {
+                let spoiled = match kind {
+                    Kind::AttnNorm => all_spoil(&FROM_STREAM),
+                    Kind::FfnNorm => all_spoil(&FROM_STREAM[4..]),
+                    _ => spoils(kind),
+                };
+                let direct = WEIGHTS[kind as usize] * f64::from(layer.direct[kind as usize]);
+                let all = direct + f64::from(layer.ratio[kind as usize]) * spoiled;
+                out[kind as usize] = all as f32;
             }
             below += attention
                 .gradients
@@ -185,5 +215,14 @@ impl Importance {
                 .chain(&ffn.gradients)
                 .sum::<f64>();
         }
+    }
+}
+
+/// What noise counts in a gradient that is `squared` long, squared, of a `share` of all parameters.
+pub fn weight(share: f64, squared: f64) -> f32 {
+    if squared.is_finite() && squared > 0.0 {
+        (share / squared) as f32
+    } else {
+        0.0
     }
 }

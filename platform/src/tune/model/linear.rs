@@ -1,9 +1,12 @@
 //! A linear with what is trained at it: an adapter beside frozen weights, or the weights themselves.
 
+use std::ops::Range;
+
 use leanstream_core::act::codec::Counter;
 use leanstream_core::plan::{Linear, VectorId};
 use leanstream_core::quant::QuantType;
 
+use super::importance;
 use super::net::{Net, Site};
 use super::params::{Params, Scheme};
 use super::store::{Held, Store};
@@ -12,6 +15,7 @@ use crate::cpu::vector::Vector;
 use crate::run::model::Vectors;
 use crate::tune::gemm::{Mat, MatMut, Products};
 use crate::tune::ops::{self, Dropout};
+use crate::tune::optim::sum_squares;
 use crate::tune::team::Team;
 
 /// Trained weights as kernels take them: `(rows, cols)` floats.
@@ -204,7 +208,8 @@ impl<'a> Linears<'a> {
                 let grads = &mut self.grads[at..at + outputs];
                 ops::bias_gradient(self.team, self.vector, dy, grads);
             }
-            add_squares(rows, dy, 1.0);
+            let at = at..at + outputs * inputs;
+            add_squares(rows, dy, self.noise_weight(at, rows));
             return;
         }
         let Some(pair) = self.params.pair(layer, site) else {
@@ -229,12 +234,23 @@ impl<'a> Linears<'a> {
             .product(self.team, dlow.t(), x, 1.0, a_grads, true);
         // Noise of `x` is in both gradients: in that of A times `B^T dy`, and through A x in that of B times
         // `dy`.
-        add_squares(rows, &self.low[1][..tokens * rank], 1.0);
+        let weight = self.noise_weight(pair.a(), rows);
+        add_squares(rows, &self.low[1][..tokens * rank], weight);
         if !rows.is_empty() {
             let a = &self.values[pair.a()];
             let through = a.iter().map(|a| a * a).sum::<f32>() / inputs as f32;
-            add_squares(rows, dy, scale * scale * through);
+            let weight = self.noise_weight(pair.b(), rows);
+            add_squares(rows, dy, weight * scale * scale * through);
         }
+    }
+
+    /// What noise counts in the gradient at `at`, where `rows` are asked for.
+    fn noise_weight(&self, at: Range<usize>, rows: &[f32]) -> f32 {
+        if rows.is_empty() {
+            return 0.0;
+        }
+        let share = at.len() as f64 / self.params.count as f64;
+        importance::weight(share, sum_squares(self.team, self.vector, &self.grads[at]))
     }
 
     /// `dx (+)= dy W`, and through the adapter, whose [`Linears::gradients`] came just before.
