@@ -56,7 +56,7 @@ const FASHION: [&str; 4] = [
     "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 ];
 
-/// Share of what f32 would save that `--act-bits auto` takes without `--budget`.
+/// Share of what f32 would save, each operation for itself, that `--act-bits auto` takes without `--budget`.
 const AUTO_SHARE: f64 = 1.0 / 12.2;
 
 /// Train a classifier of images, its activations saved in few bits, and test it.
@@ -71,7 +71,8 @@ struct Args {
     /// auto, f32, bf16, 8, 4, 2 or 1 bits for what is saved (default auto)
     #[argh(option, default = "\"auto\".into()")]
     act_bits: String,
-    /// bytes for what is saved, such as 3M (default: for auto a little less than a twelfth of f32, else what it takes)
+    /// bytes for what is saved, such as 3M (default: for auto a little less than a twelfth of what each operation for itself
+    /// would save as f32, else what it takes)
     #[argh(option)]
     budget: Option<String>,
     /// times over the images (default 2)
@@ -207,14 +208,14 @@ fn settings(args: &Args, net: &Net, images: usize) -> Result<Settings, Error> {
             args.batch
         )));
     }
-    let f32_bytes = 4 * net.kept_len() * args.batch;
+    let eager_bytes = 4 * net.eager_len() * args.batch;
     let budget = match &args.budget {
         Some(text) => Some(
             parse_size(text, None).map_err(|error| Error::Usage(format!("--budget: {error}")))?,
         ),
         None => act
             .is_none()
-            .then_some((f32_bytes as f64 * AUTO_SHARE) as u64),
+            .then_some((eager_bytes as f64 * AUTO_SHARE) as u64),
     };
     let steps = args.epochs * (images / args.batch) as u64;
     let schedule = Schedule {
