@@ -8,7 +8,7 @@ use leanstream_core::act::pool::TensorId;
 use super::classifier::{Buffers, Classifier, bits};
 use super::conv;
 use super::net::{Input, Step};
-use super::{norm, pool, relu};
+use super::{importance, norm, pool, relu};
 use crate::error::Error;
 use crate::tune::gemm::{Mat, MatMut};
 use crate::tune::ops;
@@ -52,8 +52,7 @@ impl Classifier<'_> {
             }
         }
         if self.learns() {
-            let squared = sum_squares(&self.team, self.vector, &self.grads);
-            self.importance.finish(&self.net, squared);
+            self.importance.finish(&self.net);
         }
         Ok(())
     }
@@ -85,11 +84,6 @@ impl Classifier<'_> {
         let dy = &*dy;
         let x = &mut b.t[..input];
         self.input(from, images, n, x, &mut b.spare);
-        if self.learns() {
-            self.importance
-                .saw_linear(&self.net, at, n, dy, x, &self.saved, &self.folds.gain);
-        }
-        self.drop_input(from);
         let [w, bias] = [0, 1].map(|i| self.net.params[param + i].range());
         self.products.product(
             &self.team,
@@ -99,6 +93,13 @@ impl Classifier<'_> {
             MatMut::new(&mut self.grads[w.clone()], outs, ins),
             true,
         );
+        if self.learns() {
+            let squared = sum_squares(&self.team, self.vector, &self.grads[w.clone()]);
+            let (saved, gains) = (&self.saved, &self.folds.gain);
+            self.importance
+                .saw_linear(&self.net, at, n, dy, x, saved, gains, squared);
+        }
+        self.drop_input(from);
         ops::bias_gradient(&self.team, self.vector, dy, &mut self.grads[bias]);
         if at > 0 {
             self.products.product(
@@ -213,8 +214,11 @@ impl Classifier<'_> {
             let factor = |i: usize| f64::from(gamma[i] * rstd[i] * spread[i] * dgamma[i]) / rows;
             let square = (0..outs).map(|i| factor(i).powi(2)).sum::<f64>() / outs as f64;
             let passed = self.energy(dy);
+            let of_gamma = self.net.params[unit.param + 1].range();
+            let squared = sum_squares(&self.team, self.vector, &self.grads[of_gamma]);
+            let weight = importance::weight(&self.net, unit.param + 1, squared);
             self.importance
-                .saw_norm(unit.xhat, n, square, passed, &self.saved);
+                .saw_norm(unit.xhat, n, square, passed, weight, &self.saved);
         }
         self.release(unit.xhat);
     }
@@ -232,10 +236,6 @@ impl Classifier<'_> {
     ) {
         let unit = self.net.units[index];
         self.input(unit.input, images, n, x, spare);
-        if self.learns() {
-            self.importance
-                .saw_conv(&self.net, index, n, dy, x, &self.saved, &self.folds.gain);
-        }
         let range = self.net.params[unit.param].range();
         conv::weight_gradient(
             &self.team,
@@ -244,8 +244,14 @@ impl Classifier<'_> {
             &unit.conv,
             x,
             dy,
-            &mut self.grads[range],
+            &mut self.grads[range.clone()],
         );
+        if self.learns() {
+            let squared = sum_squares(&self.team, self.vector, &self.grads[range]);
+            let (saved, gains) = (&self.saved, &self.folds.gain);
+            self.importance
+                .saw_conv(&self.net, index, n, dy, x, saved, gains, squared);
+        }
     }
 
     /// The gradient of a convolution's input. Shapes: `dy` (images, out), `dx` (images, in).

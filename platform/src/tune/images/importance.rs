@@ -6,7 +6,9 @@
 //! it through); for `gamma`'s own gradient; and in the gradient that the norm passes on, whose noise
 //! spoils the gradients of all that is below, by as much of these as flows through.
 //!
-//! All are relative to the squared length of the whole gradient.
+//! All are relative to what is spoiled: the optimizer divides each weight's gradient by its own size, so that noise in
+//! a small one is as harmful as in a large one. A parameter counts by its squared noise by its squared gradient, and by
+//! its share of all numbers.
 
 use leanstream_core::act::importance::importance;
 use leanstream_core::act::pool::TensorId;
@@ -20,11 +22,11 @@ const EVERY: u64 = 4;
 /// What one backward pass showed, and importances from it.
 #[derive(Debug)]
 pub struct Importance {
-    /// By tensor: variance at one step of the grid, of what it is multiplied with itself.
+    /// By tensor: variance at one step of the grid of the gradients that it is multiplied for, relative to these.
     direct: Vec<f64>,
     /// By tensor: noise at one step of the grid in the gradient that a norm passes on, relative to that.
     ratio: Vec<f64>,
-    /// By unit: squared gradient of the weights, as if pixels were independent.
+    /// By unit: squared gradient of the weights as if pixels were independent, relative to what it is.
     kernels: Vec<f64>,
     /// By step: the same of a linear.
     linears: Vec<f64>,
@@ -56,6 +58,8 @@ struct Product<'a> {
     meets: f64,
     /// Pixels of the input.
     pixels: usize,
+    /// What noise in the gradient that is made of them counts.
+    weight: f64,
 }
 
 impl Importance {
@@ -82,13 +86,13 @@ impl Importance {
         20 * net.kept.len() + 8 * net.units.len() + 24 * net.stages.len() + 12 * batch
     }
 
-    /// By tensor id, relative to the squared gradient.
+    /// By tensor id, relative to squared gradients.
     #[must_use]
     pub fn by_tensor(&self) -> &[f32] {
         &self.by_tensor
     }
 
-    /// A convolution's weights' gradient is made of `dy` and `x`.
+    /// A convolution's weights' gradient was made of `dy` and `x`; it is `squared` long, squared.
     #[expect(
         clippy::too_many_arguments,
         reason = "operands and where they come from"
@@ -102,6 +106,7 @@ impl Importance {
         x: &[f32],
         saved: &Saved<'_>,
         gains: &[f32],
+        squared: f64,
     ) {
         let unit = net.units[index];
         let pixels = unit.conv.height * unit.conv.width;
@@ -112,11 +117,12 @@ impl Importance {
             x,
             meets: (unit.conv.kernel * unit.conv.kernel) as f64,
             pixels,
+            weight: weight(net, unit.param, squared),
         };
         self.kernels[index] = self.saw_product(net, &product, saved, gains);
     }
 
-    /// A linear's weights' gradient is made of `dy` and `x`.
+    /// A linear's weights' gradient was made of `dy` and `x`; it is `squared` long, squared.
     #[expect(
         clippy::too_many_arguments,
         reason = "operands and where they come from"
@@ -130,8 +136,9 @@ impl Importance {
         x: &[f32],
         saved: &Saved<'_>,
         gains: &[f32],
+        squared: f64,
     ) {
-        let Step::Linear { input, .. } = net.stages[at].step else {
+        let Step::Linear { input, param, .. } = net.stages[at].step else {
             unreachable!("a linear's number");
         };
         let product = Product {
@@ -141,11 +148,12 @@ impl Importance {
             x,
             meets: 1.0,
             pixels: 1,
+            weight: weight(net, param, squared),
         };
         self.linears[at] = self.saw_product(net, &product, saved, gains);
     }
 
-    /// Squared gradient of the product's weights, as if pixels were independent.
+    /// Squared gradient of the product's weights as if pixels were independent, as it counts.
     fn saw_product(
         &mut self,
         net: &Net,
@@ -154,15 +162,16 @@ impl Importance {
         gains: &[f32],
     ) -> f64 {
         let n = product.n;
-        let scale = product.meets / product.pixels as f64;
+        let scale = product.weight * product.meets / product.pixels as f64;
         let x: f64 = squares(product.x, n).sum();
         let mut dy = 0.0;
         for (row, squared) in self.rows.iter_mut().zip(squares(product.dy, n)) {
             *row = (scale * squared) as f32;
             dy += squared;
         }
+        let incoherent = scale * dy * x / n as f64;
         let (kept, gain) = match product.input {
-            Input::Images => return scale * dy * x / n as f64,
+            Input::Images => return incoherent,
             Input::Saved(kept) => (kept, 1.0),
             Input::Unit(index) | Input::Pooled { unit: index, .. } => {
                 let unit = net.units[index];
@@ -174,7 +183,7 @@ impl Importance {
         let others = product.x.iter().filter(|x| **x != 0.0).count() as f64;
         let factor = gain * others / (n * net.kept[kept].len) as f64;
         self.direct[kept] += factor * self.noise(kept, n, saved, |seen| &seen.rows);
-        scale * dy * x / n as f64
+        incoherent
     }
 
     /// The gradient of a norm's output, before [`Importance::saw_norm`]; `spread` is what saved elements are
@@ -187,16 +196,18 @@ impl Importance {
     }
 
     /// A norm whose `xhat` is tensor `kept` passed on a gradient of squared length `passed`, in which an error
-    /// in what was saved is multiplied by a factor whose square is `square` on average.
+    /// in what was saved is multiplied by a factor whose square is `square` on average; noise in the gradient of `gamma`
+    /// counts `weight`.
     pub(super) fn saw_norm(
         &mut self,
         kept: usize,
         n: usize,
         square: f64,
         passed: f64,
+        weight: f64,
         saved: &Saved<'_>,
     ) {
-        self.direct[kept] += self.noise(kept, n, saved, |seen| &seen.outputs);
+        self.direct[kept] += weight * self.noise(kept, n, saved, |seen| &seen.outputs);
         let spoiled: f64 = self.ranges[..n].iter().map(|r| f64::from(*r)).sum();
         let group = saved.group(TensorId(kept as u32)).unwrap_or(0) as f64;
         self.ratio[kept] = if passed > 0.0 {
@@ -231,10 +242,9 @@ impl Importance {
         })
     }
 
-    /// The pass has ended; `squared` is the squared length of the whole gradient.
-    pub(super) fn finish(&mut self, net: &Net, squared: f64) {
-        let usable = squared.is_finite() && squared > 0.0;
-        // Squared gradients of all that is below a step, which noise in it spoils.
+    /// The pass has ended.
+    pub(super) fn finish(&mut self, net: &Net) {
+        // Gradients of all that is below a step, which noise in it spoils.
         let mut below = 0.0;
         for (at, stage) in net.stages.iter().enumerate() {
             let mut spoils = |unit: usize, gradients: f64| {
@@ -275,11 +285,20 @@ impl Importance {
             }
         }
         for (out, direct) in self.by_tensor.iter_mut().zip(&mut self.direct) {
-            if usable {
-                *out = (*direct / squared) as f32;
-            }
+            *out = *direct as f32;
             *direct = 0.0;
         }
+    }
+}
+
+/// What noise in the gradient of parameter `index` counts, where that is `squared` long, squared: its share of all
+/// numbers by that.
+pub(super) fn weight(net: &Net, index: usize, squared: f64) -> f64 {
+    let param = &net.params[index];
+    if squared.is_finite() && squared > 0.0 {
+        param.len as f64 / net.count() as f64 / squared
+    } else {
+        0.0
     }
 }
 

@@ -4,7 +4,7 @@ use leanstream_core::act::Width;
 
 use super::allotment::{capacity, page_bytes};
 use super::classifier::Classifier;
-use super::net::{Builder, Net, Step};
+use super::net::{Builder, Net, Param, Step};
 use super::reference;
 use crate::cpu::vector::Vector;
 use crate::cpu::vector::testing::Random;
@@ -213,8 +213,18 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum()
 }
 
-/// The mean of gradients, the mean of their squared distances to `exact`, and the predicted one, both
-/// relative to the squared length of `exact`.
+/// Squared distance to `exact` relative to its squared length: of each parameter, on average by its numbers.
+fn relative(net: &Net, grads: &[f64], exact: &[f64]) -> f64 {
+    let of = |param: &Param| {
+        let range = param.range();
+        let squared = exact[range.clone()].iter().map(|g| g * g).sum::<f64>();
+        let off = distance(&grads[range.clone()], &exact[range]);
+        param.len as f64 / exact.len() as f64 * off / squared
+    };
+    net.params.iter().map(of).sum()
+}
+
+/// The mean of gradients, the mean of what [`relative`] says of them, and the predicted one.
 fn noise(
     net: &Net,
     widths: &[Width],
@@ -222,7 +232,6 @@ fn noise(
     seeds: u64,
     exact: &[f64],
 ) -> (Vec<f64>, f64, f64) {
-    let squared = exact.iter().map(|g| g * g).sum::<f64>();
     let (mut mean, mut each, mut predicted) = (vec![0.0; exact.len()], 0.0, 0.0);
     for seed in 0..seeds {
         let [grads, importances] = gradient_at(net, 1, Vector::detect(), widths, seed);
@@ -231,7 +240,7 @@ fn noise(
         mean.iter_mut()
             .zip(&grads)
             .for_each(|(mean, g)| *mean += g * share);
-        each += distance(&grads, exact) / squared * share;
+        each += relative(net, &grads, exact) * share;
         let all = importances.iter().map(|i| f64::from(*i)).sum::<f64>();
         predicted += all / (steps * steps) * share;
     }
@@ -244,12 +253,11 @@ fn few_bits_leave_the_gradient_where_it_is_on_average() {
     for net in nets() {
         let [exact, _] = gradient(&net, 1, Vector::detect(), Width::F32, 0);
         let exact = wide(&exact);
-        let squared = exact.iter().map(|g| g * g).sum::<f64>();
         for (width, steps) in [(Width::Four, 15.0), (Width::Eight, 255.0)] {
             let widths = vec![width; net.kept.len()];
             let (mean, each, _) = noise(&net, &widths, steps, SEEDS, &exact);
             // The mean of so many has the variance of one by their number, and hardly any bias.
-            let rest = distance(&mean, &exact) / squared / each * SEEDS as f64;
+            let rest = relative(&net, &mean, &exact) / each * SEEDS as f64;
             assert!(rest < 3.0, "{width}: {rest}");
         }
     }
