@@ -132,12 +132,12 @@ demo-model out=(cache / "demo.gguf"): build
 
 # what a step of tuning takes and what it holds, by how activations are saved
 bench-tune steps="20": build
-    for how in "--act-bits f32 --budget 2G" "--act-bits 4 --budget 300M --recompute never" "--recompute layers --budget 300M" "--budget 200M" "--budget 160M"; do {{bin}} tune -m {{smollm2}} --data {{texts}}/austen-train.txt -o target/bench-tune.gguf --steps {{steps}} --checkpoint-every 0 --json $how; done
+    for how in "--act-bits f32 --budget 2G" "--act-bits 8 --budget 400M --recompute never" "--act-bits 4 --budget 400M --recompute never" "--act-bits 2 --budget 400M --recompute never" "--recompute layers --budget 300M" "--budget 200M" "--budget 160M" "--budget 104M"; do {{bin}} tune -m {{smollm2}} --data {{texts}}/austen-train.txt -o target/bench-tune.gguf --steps {{steps}} --checkpoint-every 0 --json $how; done
 
 # what few bits cost in loss: 300 steps each, by seed
 tune-losses seeds="1 2 3" steps="300": build
     for seed in {{seeds}}; do \
-        for how in "--act-bits f32 --budget 2G" "--budget 105M" "--budget 200M" "--act-bits 4 --budget 400M --recompute never" "--act-bits 2 --budget 400M --recompute never" "--act-bits 1 --budget 400M --recompute never"; do \
+        for how in "--act-bits f32 --budget 2G" "--budget 104M" "--act-bits 8 --budget 400M --recompute never" "--act-bits 4 --budget 400M --recompute never" "--act-bits 2 --budget 400M --recompute never"; do \
             {{bin}} tune -m {{smollm2}} --data {{texts}}/austen-train.txt --eval {{texts}}/austen-eval.txt -o target/tune-losses.gguf --steps {{steps}} -s $seed --checkpoint-every 0 --json $how; \
         done; \
     done

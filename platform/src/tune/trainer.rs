@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI32;
 
+use leanstream_core::act::Width;
 use leanstream_core::plan::{self, Hyper};
 
 use super::act::{Room, Saved};
@@ -241,9 +242,16 @@ impl<'m> Trainer<'m> {
         let rate = self.settings.schedule.at(self.step);
         let Some(factor) = clip_factor(norm, self.settings.clip).filter(|_| loss.is_finite())
         else {
+            let narrow = |width: Width| width.is_codes() && width <= Width::Two;
+            let bits = match self.settings.act.fixed().filter(|width| narrow(*width)) {
+                Some(width) => {
+                    format!("activations need more than {width} bits (--act-bits auto), ")
+                }
+                None => String::new(),
+            };
             return Err(Error::NotFinite(format!(
-                "step {}: the loss is {loss} and the gradient's norm {norm}: the learning rate of {rate} is too high \
-                 (--lr), or the weights are damaged",
+                "step {}: the loss is {loss} and the gradient's norm {norm}: {bits}the learning rate of {rate} is too \
+                 high (--lr), or the weights are damaged",
                 self.step + 1
             )));
         };
