@@ -1,8 +1,9 @@
 //! Files that appear whole: they grow aside, under `NAME.tmp`, and take their name when they are on flash.
 //! A crash or a full disk leaves the old file as it was.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A file on its way. Dropped before it has its name, it is removed.
@@ -21,13 +22,25 @@ pub fn name(path: &Path) -> PathBuf {
 }
 
 impl Aside {
-    /// Begins a file that will be `path`, empty; what a crash left of it before is reused.
+    /// Begins a file that will be `path`, empty, for this process alone as long as the file is open; what a crash
+    /// left of it before is reused.
     ///
     /// # Errors
-    /// It can't be made.
+    /// It can't be made, another process makes it, or a directory, a device or a pipe has its name.
     pub fn create(path: &Path) -> io::Result<(Self, File)> {
+        if path.file_name().is_none() {
+            return Err(io::Error::other("it is no file's name"));
+        }
         let aside = name(path);
-        let file = File::create(&aside)?;
+        for path in [path, &aside] {
+            if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
+                return Err(io::Error::other(format!(
+                    "{} is there and is no file",
+                    path.display()
+                )));
+            }
+        }
+        let file = open_locked(&aside)?;
         Ok((Self::of(aside, path), file))
     }
 
@@ -76,6 +89,39 @@ impl Drop for Aside {
         if !self.named {
             // Nothing more can be done where even this fails: the next file of that name reuses it.
             let _ = fs::remove_file(&self.aside);
+        }
+    }
+}
+
+/// Opens and empties `path` for this process alone.
+fn open_locked(path: &Path) -> io::Result<File> {
+    loop {
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::WouldBlock,
+                    "another process is writing it: wait for it to end",
+                ));
+            }
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        // Between open and lock another writer may have finished: then the lock is on a file that
+        // has its final name, which must not be emptied.
+        let ours = file.metadata()?;
+        match fs::metadata(path) {
+            Ok(named) if (named.dev(), named.ino()) == (ours.dev(), ours.ino()) => {
+                file.set_len(0)?;
+                return Ok(file);
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
         }
     }
 }
@@ -144,12 +190,42 @@ mod tests {
         drop(Aside::create(&path).unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(folder.names(), ["a"]);
-        // Nor does one whose name is taken by a directory.
+        // Nor does one whose name was taken by a directory meanwhile.
+        let (mut aside, file) = Aside::create(&path).unwrap();
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        let (mut aside, file) = Aside::create(&path).unwrap();
         assert!(aside.finish(&file).is_err());
         drop(aside);
         assert_eq!(folder.names(), ["a"]);
+    }
+
+    #[test]
+    fn only_files_are_replaced() {
+        let folder = Folder::new("aside-replaced");
+        let path = folder.0.join("a");
+        fs::create_dir(&path).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(folder.0.join("b.tmp")).unwrap();
+        for path in [
+            path,
+            folder.0.join("b"),
+            PathBuf::new(),
+            folder.0.join(".."),
+        ] {
+            assert!(Aside::create(&path).is_err(), "{}", path.display());
+        }
+        let mut names = folder.names();
+        names.sort();
+        assert_eq!(names, ["a", "b.tmp"]);
+    }
+
+    #[test]
+    fn one_writes_at_a_time() {
+        let folder = Folder::new("aside-alone");
+        let path = folder.0.join("a");
+        let (aside, file) = Aside::create(&path).unwrap();
+        let refused = Aside::create(&path).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        drop((aside, file));
+        Aside::create(&path).unwrap();
     }
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::aside;
+
 /// An error with its way out. [`Error::exit_code`] is the process's exit code.
 #[derive(Debug)]
 pub enum Error {
@@ -125,28 +127,63 @@ pub fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
-/// Refuses to write over what is read.
+/// Refuses to write over what is read: neither `out` nor the file that it grows in is one of `inputs`.
 ///
 /// # Errors
-/// [`Error::Usage`] when `out` is one of the files, by whatever name.
+/// [`Error::Usage`] when it is, by whatever name.
 pub fn refuse_input<'a>(
     out: &Path,
     inputs: impl IntoIterator<Item = &'a Path>,
 ) -> Result<(), Error> {
-    let id = |path: &Path| std::fs::metadata(path).ok().map(|m| (m.dev(), m.ino()));
-    let Some(target) = id(out) else {
-        return Ok(());
-    };
+    let outs = [out.to_owned(), aside::name(out)];
     // A device such as /dev/null may be both.
-    let file = std::fs::metadata(out).is_ok_and(|m| m.is_file());
-    match inputs.into_iter().find(|input| id(input) == Some(target)) {
-        Some(input) if file => Err(Error::Usage(format!(
-            "the output {} is {}, which is read; give the output another name",
-            out.display(),
-            input.display()
-        ))),
-        _ => Ok(()),
+    let files = |path: &&PathBuf| std::fs::metadata(path).is_ok_and(|meta| meta.is_file());
+    let outs: Vec<_> = outs.iter().filter(files).collect();
+    for input in inputs {
+        if let Some(out) = outs.iter().find(|out| same(out, input)) {
+            return Err(Error::Usage(format!(
+                "the output {} is {}, which is read; give the output another name",
+                out.display(),
+                input.display()
+            )));
+        }
     }
+    Ok(())
+}
+
+/// Refuses to write two files under one name.
+///
+/// # Errors
+/// [`Error::Usage`] when `out`, or the file that it grows in, is one of `others`.
+pub fn refuse_twice(out: &Path, others: &[&Path]) -> Result<(), Error> {
+    let clash = |other: &Path| {
+        same(out, other) || same(&aside::name(out), other) || same(out, &aside::name(other))
+    };
+    match others.iter().find(|other| clash(other)) {
+        Some(other) => Err(Error::Usage(format!(
+            "{} is written as {} too; give one of them another name",
+            out.display(),
+            other.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Whether two names are one file's, whether or not it is there.
+fn same(a: &Path, b: &Path) -> bool {
+    let id = |path: &Path| std::fs::metadata(path).ok().map(|m| (m.dev(), m.ino()));
+    match (id(a), id(b)) {
+        (Some(a), Some(b)) => a == b,
+        (None, None) => place(a).is_some_and(|a| place(b) == Some(a)),
+        _ => false,
+    }
+}
+
+/// Where a file that isn't there yet would be.
+fn place(path: &Path) -> Option<PathBuf> {
+    let parent = path.parent().filter(|parent| *parent != Path::new(""));
+    let parent = parent.unwrap_or(Path::new(".")).canonicalize().ok()?;
+    Some(parent.join(path.file_name()?))
 }
 
 #[cfg(test)]

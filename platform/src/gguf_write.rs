@@ -4,10 +4,9 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::fs::{self, File, TryLockError};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use leanstream_core::gguf::{Element, Gguf, Value, ValueType};
@@ -42,12 +41,6 @@ impl fmt::Display for WriteError {
         match self.source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 write!(f, "; free some space or choose another place")
-            }
-            io::ErrorKind::WouldBlock => {
-                write!(
-                    f,
-                    "; another process is writing this file: wait for it to end"
-                )
             }
             _ => Ok(()),
         }
@@ -261,18 +254,13 @@ impl Header {
     /// # Errors
     /// The file can't be made or written, or another process is at it.
     pub fn create(&self, path: &Path) -> Result<Writer, WriteError> {
-        let aside = aside::name(path);
-        let error = |doing| {
-            let path = path.to_owned();
-            move |source| WriteError {
-                path,
-                doing,
-                source,
-            }
-        };
-        let file = open_locked(&aside).map_err(error("create"))?;
+        let (aside, file) = Aside::create(path).map_err(|source| WriteError {
+            path: path.to_owned(),
+            doing: "create",
+            source,
+        })?;
         let mut writer = Writer {
-            aside: Aside::of(aside, path),
+            aside,
             file,
             alignment: self.alignment,
             buffer: Vec::with_capacity(BUFFER),
@@ -544,33 +532,4 @@ fn put_array<T>(
 fn put_str(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
     to.extend_from_slice(bytes);
-}
-
-/// Opens and empties `path` for this process alone. What a crashed writer left is reused, not
-/// heaped up.
-fn open_locked(path: &Path) -> io::Result<File> {
-    loop {
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(io::ErrorKind::WouldBlock.into()),
-            Err(TryLockError::Error(error)) => return Err(error),
-        }
-        // Between open and lock another writer may have finished: then the lock is on a file that
-        // has its final name, which must not be emptied.
-        let ours = file.metadata()?;
-        match fs::metadata(path) {
-            Ok(named) if (named.dev(), named.ino()) == (ours.dev(), ours.ino()) => {
-                file.set_len(0)?;
-                return Ok(file);
-            }
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
 }

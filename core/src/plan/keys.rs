@@ -39,6 +39,10 @@ fn name(parts: core::fmt::Arguments<'_>) -> Name {
 
 impl<'a> Model<'_, 'a> {
     pub(super) fn architecture(&self) -> Result<&'a str, PlanError<'a>> {
+        let ty = self.get_raw("general.type").and_then(|v| v.as_str());
+        if ty == Some("adapter") {
+            return Err(PlanError::Adapter);
+        }
         self.get_raw("general.architecture")
             .and_then(|v| v.as_str())
             .ok_or(PlanError::NoArchitecture)

@@ -350,6 +350,8 @@ pub trait Sink {
 pub enum PlanError<'a> {
     /// `general.architecture` is absent or not a string.
     NoArchitecture,
+    /// `general.type` says that it is an adapter.
+    Adapter,
     /// An architecture that isn't supported.
     UnknownArchitecture(&'a str),
     /// A key is absent. The first part is the architecture's prefix.
@@ -396,6 +398,9 @@ impl fmt::Display for PlanError<'_> {
             Self::NoArchitecture => f.write_str(
                 "the metadata has no general.architecture: the file is not a language model (a vocabulary or an \
                  adapter, perhaps)",
+            ),
+            Self::Adapter => f.write_str(
+                "the file is an adapter (LoRA), not a model: -m takes the model that it was made for, --lora the adapter",
             ),
             Self::UnknownArchitecture(name) => write!(
                 f,

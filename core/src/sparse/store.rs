@@ -189,7 +189,7 @@ impl<'m, R: Retain> Store<'m, R> {
             stat.mark = Mark::Out;
         }
         reads.fill(Read::default());
-        for (next, read) in (1..).zip(&mut *reads) {
+        for (next, read) in (1..=u8::MAX).zip(&mut *reads) {
             read.next = next;
         }
         let listed = slots.len() as u32;

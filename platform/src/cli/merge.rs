@@ -1,5 +1,6 @@
 //! `leanstream merge`: adapters become part of a model.
 
+use leanstream_core::quant::QuantType;
 use serde_json::json;
 
 use super::args::{LoraArg, PathArg, TypeArg};
@@ -34,6 +35,10 @@ pub struct Merge {
     #[argh(switch)]
     json: bool,
 }
+
+/// An error of this share of the change is worth a word: SmolLM2 lost nearly all that an adapter had taught it to a
+/// change of 0.96% stored in Q4_1 with an error of 0.93%.
+const LOSS_TOLD: f64 = 0.25;
 
 impl Merge {
     pub(super) fn execute(&self) -> Result<(), Error> {
@@ -78,11 +83,14 @@ impl Merge {
             100.0 * report.change,
             100.0 * report.loss,
         ));
-        if report.loss > report.change {
-            say(
-                "leanstream: that error is larger than the change, so a part of what the adapter learned may be lost; \
-                 --type q8_0 (or f16) keeps more of it",
-            );
+        let exact = [QuantType::F16, QuantType::BF16, QuantType::F32];
+        let best = self.ty.is_some_and(|ty| exact.contains(&ty.0));
+        if report.loss > LOSS_TOLD * report.change && !best {
+            say(&format!(
+                "leanstream: that error is {:.0}% of the change, so as much of what the adapter learned may be lost; --type \
+                 f16, or q8_0 where matrices have fewer bits now, keeps more of it",
+                100.0 * report.loss / report.change
+            ));
         }
         if !self.json {
             return Ok(());

@@ -318,12 +318,13 @@ fn room(info: &Info, prompt: usize, predict: i64, given: Option<u32>) -> Result<
         Some(given) => given,
         None if predict >= 0 => prompt
             .saturating_add(predict.min(i64::from(u32::MAX)) as u32)
-            .min(trained.max(prompt)),
-        None => prompt.saturating_add(CONTEXT_OPEN).min(trained.max(prompt)),
+            .min(trained),
+        None => prompt.saturating_add(CONTEXT_OPEN).min(trained),
     };
     if context < prompt {
         return Err(Error::Usage(format!(
-            "the prompt has {prompt} tokens, the context {context}; ask for a longer one with -c"
+            "the prompt has {prompt} tokens, the context {context}; shorten it, or ask for a longer one with -c (the model was \
+             made for {trained})"
         )));
     }
     let limit = if predict < 0 {

@@ -17,7 +17,7 @@ use crate::alloc::Counting;
 use crate::budget::{held, parse_size};
 use crate::cpu::Kernels;
 use crate::cpu::vector::Vector;
-use crate::error::{Error, mib, refuse_input};
+use crate::error::{Error, mib, refuse_input, refuse_twice};
 use crate::run::blocks;
 use crate::signals;
 use crate::tune::checkpoint::{self, Identity};
@@ -336,11 +336,16 @@ impl Tune {
             self.eval.as_ref(),
             self.budget_file.as_ref(),
         ];
-        let inputs: Vec<_> = inputs.into_iter().flatten().map(|path| &path.0).collect();
-        let outputs = [Some(&self.output), self.log.as_ref(), self.plot.as_ref()];
-        for out in outputs.into_iter().flatten() {
-            let all = model.iter().chain(inputs.iter().copied());
-            refuse_input(&out.0, all.map(PathBuf::as_path))?;
+        let inputs = inputs.into_iter().flatten().map(|path| &path.0);
+        let inputs: Vec<_> = model.iter().chain(inputs).map(PathBuf::as_path).collect();
+        let checkpoint = checkpoint::path_of(&self.output.0);
+        let others = [self.log.as_ref(), self.plot.as_ref()];
+        let others = others.into_iter().flatten().map(|path| path.0.as_path());
+        let mut outputs = vec![self.output.0.as_path(), checkpoint.as_path()];
+        outputs.extend(others);
+        for (at, out) in outputs.iter().enumerate() {
+            refuse_input(out, inputs.iter().copied())?;
+            refuse_twice(out, &outputs[..at])?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ mod budget;
 mod commands;
 mod errors;
 mod json;
+mod outputs;
 mod run;
 mod scripts;
 mod trace;

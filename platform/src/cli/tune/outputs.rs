@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::Tune;
 use super::report::Report;
+use crate::aside::Aside;
 use crate::budget::Resident;
 use crate::cli::plot::Plot;
 use crate::error::Error;
@@ -19,6 +20,8 @@ use crate::tune::trainer::{Step, Trainer};
 
 /// Files that are being made.
 pub(super) struct Outputs {
+    /// Nobody else makes the adapter meanwhile.
+    held: Option<(Aside, File)>,
     log: Option<(PathBuf, File)>,
     plot: Option<Plot>,
 }
@@ -29,16 +32,7 @@ impl Outputs {
     /// # Errors
     /// One that can't.
     pub fn begin(tune: &Tune, output: &Path) -> Result<Self, Error> {
-        let refused = |path: &Path, why: &str| {
-            Error::io(path, "create it", std::io::Error::other(why.to_owned()))
-        };
-        if output.is_dir() {
-            return Err(refused(output, "it is a directory"));
-        }
-        let parent = output.parent().filter(|p| !p.as_os_str().is_empty());
-        if parent.is_some_and(|parent| !parent.is_dir()) {
-            return Err(refused(output, "its directory doesn't exist"));
-        }
+        let held = Aside::create(output).map_err(|error| Error::io(output, "create it", error))?;
         let log = match &tune.log {
             None => None,
             Some(path) => {
@@ -54,6 +48,7 @@ impl Outputs {
         };
         let plot = tune.plot.as_ref().map(|path| Plot::begin(&path.0));
         Ok(Self {
+            held: Some(held),
             log,
             plot: plot.transpose()?,
         })
@@ -101,12 +96,14 @@ impl Outputs {
     /// # Errors
     /// The disk, or a value that isn't finite.
     pub fn adapter(
-        &self,
+        &mut self,
         path: &Path,
         info: &Info,
         trainer: &Trainer<'_>,
         ty: Option<QuantType>,
     ) -> Result<(), Error> {
+        // Whoever writes it takes hold of it again.
+        self.held = None;
         export::write(path, info, trainer, ty)
     }
 
