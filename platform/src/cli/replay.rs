@@ -8,7 +8,7 @@ use leanstream_core::sparse::retain::Name;
 use serde_json::{Value, json};
 
 use super::args::PathArg;
-use super::output::print;
+use super::output::{print, say};
 use super::setup::{self, Longest};
 use crate::budget::parse_size;
 use crate::error::Error;
@@ -207,21 +207,30 @@ impl Replay {
         let unit_bytes = u64::from(machine.unit_bytes);
         let whole = u64::from(sets.layers) * u64::from(sets.units) * unit_bytes;
         let least = u64::from(least_slots(sets)) * unit_bytes;
-        self.budget
-            .split(',')
-            .map(|item| {
-                let budget = parse_size(item.trim(), Some(whole))
-                    .map_err(|error| Error::Usage(format!("--budget: {error}")))?;
-                if budget < least {
-                    return Err(Error::Usage(format!(
-                        "--budget: {} holds too few units; at least {least} bytes ({:.1}%) are needed",
-                        item.trim(),
-                        least as f64 * 100.0 / whole as f64
-                    )));
-                }
-                Ok(budget)
-            })
-            .collect()
+        let mut budgets = Vec::new();
+        let mut most = 0;
+        for item in self.budget.split(',') {
+            let budget = parse_size(item.trim(), Some(whole))
+                .map_err(|error| Error::Usage(format!("--budget: {error}")))?;
+            most = most.max(budget);
+            if budget >= least {
+                budgets.push(budget);
+            } else {
+                say(&format!(
+                    "leanstream: --budget {} holds too few units and is left out; at least {least} bytes ({:.1}%) are needed",
+                    item.trim(),
+                    least as f64 * 100.0 / whole as f64
+                ));
+            }
+        }
+        if budgets.is_empty() {
+            return Err(Error::Budget {
+                budget: most,
+                least,
+                table: String::new(),
+            });
+        }
+        Ok(budgets)
     }
 }
 

@@ -99,6 +99,19 @@ fn what_would_be_no_use_is_refused_before_anything_is_recorded() {
     assert_eq!(scratch.names(), ["model.gguf", "model.lean"]);
 }
 
+/// A budget too small for a layer is left out of a list; alone it is an error of its own.
+#[test]
+fn budgets_too_small_are_left_out() {
+    let scratch = Scratch::new("trace-budgets");
+    let (pack, trace) = (dense(&scratch), scratch.join("t.trace"));
+    let args = format!("-p abcdefgh -n 3 --budget 64M -o {}", trace.display());
+    assert_eq!(with("trace", &pack, &args).code, 0);
+    let ran = replay(&trace, "--json --policy static --budget 1,100% --queue 255");
+    assert!(ran.stderr.contains("--budget 1 holds too few"), "{ran:?}");
+    assert_eq!(ran.json()["rows"].as_array().expect("rows").len(), 1);
+    replay(&trace, "--policy static --budget 1").failed(4);
+}
+
 /// Whatever byte of the header is damaged: if it shows, it is the file that is wrong, not the command line.
 #[test]
 fn a_damaged_header_is_the_files_fault() {
