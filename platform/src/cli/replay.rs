@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::args::PathArg;
 use super::output::{print, say};
+use super::select::share;
 use super::setup::{self, Longest};
 use crate::budget::parse_size;
 use crate::error::Error;
@@ -88,7 +89,10 @@ impl Replay {
             other => return Err(Error::Usage(format!("-o {other}: md or jsonl"))),
         };
         let policies = self.policies()?;
-        let keep = percent("--keep", &self.keep)?;
+        let keep = share(&self.keep).ok().filter(|keep| *keep <= 1.0);
+        let keep = keep.ok_or_else(|| {
+            Error::Usage(format!("--keep: '{}' is no share; 30% or 0.3", self.keep))
+        })?;
         let mut sets = if self.trace.0.as_os_str() == "-" {
             let file = setup::read(&std::io::stdin(), Path::new("stdin"), Longest::trace())?;
             Sets::parse(&file, Path::new("stdin"), keep)?
@@ -232,16 +236,6 @@ impl Replay {
         }
         Ok(budgets)
     }
-}
-
-/// A share like `30%`, of 1.
-fn percent(option: &str, text: &str) -> Result<f64, Error> {
-    let share = text
-        .strip_suffix('%')
-        .and_then(|number| number.parse::<f64>().ok())
-        .filter(|share| (0.0..=100.0).contains(share));
-    let why = || Error::Usage(format!("{option}: '{text}' is no share; write it like 30%"));
-    Ok(share.ok_or_else(why)? / 100.0)
 }
 
 fn ratio(part: u64, whole: u64) -> f64 {

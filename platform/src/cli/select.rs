@@ -74,20 +74,14 @@ impl Machine<'_> {
                 "--tolerance chooses what --keep says: give one of them".into(),
             ));
         }
-        let (number, scale) = match text.strip_suffix('%') {
-            Some(percent) => (percent, 0.01),
-            None => (text, 1.0),
-        };
-        match number.parse::<f32>() {
+        match share(text) {
             // Nobody means 300%.
-            Ok(number) if number >= 1.0 && scale == 1.0 => Err(Error::Usage(format!(
+            Ok(number) if number >= 1.0 && !text.ends_with('%') => Err(Error::Usage(format!(
                 "--tolerance {text}: without % it is a share of 1; write {text}%, or {}",
                 number / 100.0
             ))),
-            Ok(number) if number >= 0.0 && number.is_finite() => Ok(Some(number * scale)),
-            _ => Err(Error::Usage(format!(
-                "--tolerance: '{text}' is no share; 3% or 0.03"
-            ))),
+            Ok(share) => Ok(Some(share as f32)),
+            Err(why) => Err(Error::Usage(format!("--tolerance: {why}"))),
         }
     }
 
@@ -185,4 +179,21 @@ pub fn told(info: &Info, options: &Options, slots: u32) -> Option<String> {
     Some(format!(
         "{share:.0}% of a layer's active neurons are read when they are not in memory: {cost}"
     ))
+}
+
+/// `--keep` as it is written.
+pub(super) fn keep_from(text: &str) -> Result<f32, String> {
+    share(text).map(|share| share as f32)
+}
+
+/// A share as `3%` or `0.03`.
+pub(super) fn share(text: &str) -> Result<f64, String> {
+    let (number, scale) = match text.strip_suffix('%') {
+        Some(percent) => (percent, 0.01),
+        None => (text, 1.0),
+    };
+    let number = number.trim().parse::<f64>().ok();
+    let number = number.filter(|number| *number >= 0.0 && number.is_finite());
+    let why = || format!("'{text}' is no share; 3% or 0.03");
+    Ok(number.ok_or_else(why)? * scale)
 }

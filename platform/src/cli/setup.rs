@@ -79,7 +79,7 @@ macro_rules! runs_a_model {
             mode: Option<String>,
             /// share of a layer's active neurons, the most important ones, that are read when they are
             /// not in memory: 0 to 1 (default: 0.7); implies --mode sparse
-            #[argh(option)]
+            #[argh(option, from_str_fn($crate::cli::select::keep_from))]
             keep: Option<f32>,
             /// how much higher perplexity may get, such as 3%: chooses --keep by what was measured when the
             /// model was packed (pack --quality); implies --mode sparse

@@ -96,7 +96,7 @@ fn every_output_says_that_the_sets_come_from_a_trace() {
         let number = |key: &str| row[key].as_f64().unwrap();
         assert!(number("peak_rss_bytes") <= number("budget_bytes"));
     }
-    let ran = with("bench", &model, &args(&trace, "--budget 1M,64M --keep 0.5"));
+    let ran = with("bench", &model, &args(&trace, "--budget 1M,64M --keep 50%"));
     assert_eq!(ran.code, 4, "{ran:?}");
     assert_eq!(ran.text().matches("sets of a trace").count(), 2, "{ran:?}");
     // Without the option nothing says so.

@@ -108,7 +108,7 @@ fn budgets_too_small_are_left_out() {
     assert_eq!(with("trace", &pack, &args).code, 0);
     let ran = replay(&trace, "--json --policy static --budget 1,100% --queue 255");
     assert!(ran.stderr.contains("--budget 1 holds too few"), "{ran:?}");
-    assert_eq!(ran.json()["rows"].as_array().expect("rows").len(), 1);
+    assert_eq!(ran.json()["results"].as_array().expect("rows").len(), 1);
     replay(&trace, "--policy static --budget 1").failed(4);
 }
 
