@@ -192,6 +192,46 @@ impl Arena {
         );
     }
 
+    /// Forgets what the slots from `first` on hold and gives their memory back to the system: the resident
+    /// size falls at once. They may be filled again.
+    ///
+    /// # Errors
+    /// The kernel refuses (locked memory); the slots are free all the same.
+    ///
+    /// # Panics
+    /// When one of them is being filled, or somebody reads it.
+    pub fn discard_from(&self, first: SlotId) -> std::io::Result<()> {
+        let from = first.0 as usize;
+        for (index, state) in self.states.iter().enumerate().skip(from) {
+            let taken = state
+                .fetch_update(Ordering::Acquire, Ordering::Relaxed, |s| {
+                    (s == FREE || s == READY).then_some(FILLING)
+                })
+                .map_err(Lease::of);
+            assert!(
+                taken.is_ok(),
+                "slot {index}: discarded while it is {:?}",
+                taken.unwrap_err()
+            );
+        }
+        let start = (from * self.slot_bytes).next_multiple_of(rustix::param::page_size());
+        let mut done = Ok(());
+        if start < self.bytes {
+            // SAFETY: whole pages inside the mapping, all in slots that are Filling by this call's doing, so
+            // nobody else reads or writes them.
+            unsafe {
+                let at = self.base.add(start).as_ptr().cast();
+                done = madvise(at, self.bytes - start, Advice::LinuxDontNeed);
+                // Else the kernel may make the huge page whole again in which the slots before end.
+                let _ = madvise(at, self.bytes - start, Advice::LinuxNoHugepage);
+            }
+        }
+        for state in self.states.iter().skip(from) {
+            state.store(FREE, Ordering::Release);
+        }
+        Ok(done?)
+    }
+
     /// The bytes of a ready slot, `slot_bytes` long. The slot can't be refilled while the result
     /// lives.
     ///
@@ -297,6 +337,26 @@ impl Drop for SlotBytes<'_> {
     }
 }
 
+/// Gives the whole pages of `floats` back to the system: they are zero from now on, and cost memory again
+/// once they are written.
+///
+/// # Errors
+/// The kernel refuses (locked memory).
+pub fn discard(floats: &mut [f32]) -> std::io::Result<()> {
+    let page = rustix::param::page_size();
+    let bytes = size_of_val(floats);
+    let start = floats.as_mut_ptr().cast::<u8>();
+    let first = start.align_offset(page);
+    if bytes < first || bytes - first < page {
+        return Ok(());
+    }
+    let whole = (bytes - first) / page * page;
+    // SAFETY: whole pages inside a slice that is borrowed exclusively. The heap's memory is private and
+    // anonymous, so they become zeros, which are floats.
+    unsafe { madvise(start.add(first).cast(), whole, Advice::LinuxDontNeed)? };
+    Ok(())
+}
+
 /// Map `bytes` anonymous bytes that start on a huge page. `None` if no address space could hold them.
 fn map_aligned(bytes: usize) -> Option<std::io::Result<NonNull<u8>>> {
     let kept = bytes.checked_next_multiple_of(rustix::param::page_size())?;
@@ -391,6 +451,26 @@ mod tests {
     }
 
     #[test]
+    fn discarded_slots_are_zero_and_the_others_stay() {
+        let a = arena();
+        (0..3).for_each(|i| fill(&a, SlotId(i), 9));
+        a.discard_from(SlotId(1)).expect("memory isn't locked");
+        assert!(a.bytes(SlotId(0)).iter().all(|byte| *byte == 9));
+        for i in 1..3 {
+            assert_eq!(a.lease(SlotId(i)), Lease::Free);
+            let fill = a.begin_fill(SlotId(i));
+            a.end_fill(fill, true);
+            if rustix::param::page_size() == SLOT_ALIGN {
+                assert!(a.bytes(SlotId(i)).iter().all(|byte| *byte == 0));
+            }
+        }
+        let mut floats = vec![1.0; 1 << 20];
+        discard(&mut floats[1000..]).expect("memory isn't locked");
+        assert!(floats[..1000].iter().all(|x| *x == 1.0));
+        assert!(floats[(1 << 20) / 2] == 0.0);
+    }
+
+    #[test]
     fn misuse_panics_and_names_the_slot() {
         let (a, s) = (arena(), SlotId(1));
         refused("read a free slot", || drop(a.bytes(s)));
@@ -406,6 +486,7 @@ mod tests {
         let held = a.bytes(s);
         refused("refill while read", || drop(a.begin_fill(s)));
         refused("release while read", || a.release(s));
+        refused("discard while read", || drop(a.discard_from(s)));
         drop(held);
         fill(&a, s, 2);
     }

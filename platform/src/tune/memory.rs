@@ -54,7 +54,7 @@ pub struct Request {
 }
 
 /// What was decided.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct MemoryPlan {
     /// Who holds what.
     pub ledger: Ledger,
@@ -64,26 +64,83 @@ pub struct MemoryPlan {
     pub pages: u32,
     /// Pages that there can ever be.
     pub pages_max: u32,
-    /// The least pages with which a step can run.
-    pub pages_least: u32,
     /// Shapes of the work space.
     pub sizes: Sizes,
+    /// By chunk of the head, the longest first: its tokens, and what all but slots and pages take with it.
+    /// None where it is longer than what there is memory for.
+    chunks: [Option<(usize, Ledger)>; HEAD_TOKENS.len()],
+    shares: Shares,
 }
 
 impl MemoryPlan {
-    /// Pages of saved activations when the budget becomes `budget`; `None` when they are too few.
-    pub fn pages_in(&self, budget: u64) -> Option<u32> {
-        let pages = u64::from(self.pages) * PAGE_BYTES as u64;
-        let others = self.ledger.total() - pages;
-        let pages = budget.checked_sub(others)? / PAGE_BYTES as u64;
-        let pages = pages.min(u64::from(self.pages_max)) as u32;
-        (pages >= self.pages_least).then_some(pages)
+    /// The plan for another budget, for a run that was planned by this one: what can give way in mid-run
+    /// does in the order in which it was given. `None` when not even the least fits.
+    pub fn within(&self, budget: u64) -> Option<Self> {
+        self.chunks.iter().flatten().find_map(|(tokens, fixed)| {
+            let (ledger, slots, pages) = self.shares.of(fixed, budget);
+            let mut plan = *self;
+            plan.sizes.head_tokens = *tokens;
+            (plan.ledger, plan.slots, plan.pages) = (ledger, slots as u32, pages as u32);
+            ledger.check(budget).is_ok().then_some(plan)
+        })
     }
 
     /// The least budget that a run could go on with.
     pub fn least(&self) -> u64 {
-        let spare = u64::from(self.pages - self.pages_least) * PAGE_BYTES as u64;
-        self.ledger.total() - spare
+        self.least_ledger().total()
+    }
+
+    /// Who would hold what of it.
+    pub fn least_ledger(&self) -> Ledger {
+        let shortest = self.chunks.iter().flatten().last();
+        let (_, fixed) = shortest.expect("a plan has a chunk");
+        self.shares.of(fixed, 0).0
+    }
+}
+
+/// What slots and pages take, and how many there may be.
+#[derive(Clone, Copy, Debug)]
+struct Shares {
+    /// Bytes of a page with its part of the margin.
+    page: u64,
+    /// The same of a slot.
+    slot: u64,
+    slot_bytes: u64,
+    pages_least: u64,
+    /// Pages that come before slots beyond the least.
+    pages_first: u64,
+    pages_most: u64,
+    slots_least: u64,
+    slots_most: u64,
+}
+
+impl Shares {
+    /// Divides what `fixed` leaves of a budget: all of it as a ledger, slots, pages. The least is counted
+    /// whether or not there is room for it.
+    fn of(&self, fixed: &Ledger, budget: u64) -> (Ledger, u64, u64) {
+        let mut left = fixed.left(budget);
+        let mut take = |wanted: u64, each: u64| {
+            let got = wanted.min(left.checked_div(each).unwrap_or(0));
+            left -= got * each;
+            got
+        };
+        let (mut pages, mut slots) = (self.pages_least, self.slots_least);
+        take(pages, self.page);
+        take(slots, self.slot);
+        pages += take(self.pages_first.saturating_sub(pages), self.page);
+        slots += take(self.slots_most.saturating_sub(slots), self.slot);
+        pages += take(self.pages_most.saturating_sub(pages), self.page);
+        let page = PAGE_BYTES as u64;
+        let mut ledger = *fixed;
+        ledger
+            .add_many(Kind::Arena, slots, self.slot_bytes)
+            .and_then(|()| ledger.add_many(Kind::Activations, pages, page))
+            .and_then(|()| {
+                let margin = slots * (self.slot - self.slot_bytes) + pages * (self.page - page);
+                ledger.add(Kind::Margin, margin)
+            })
+            .expect("a ledger of possible sizes");
+        (ledger, slots, pages)
     }
 }
 
@@ -120,16 +177,18 @@ pub fn plan(
     vector: Vector,
     request: &Request,
 ) -> Result<MemoryPlan, Error> {
-    let mut last = None;
-    for head_tokens in HEAD_TOKENS {
-        let candidate = with_head(net, layout, params, settings, vector, request, head_tokens);
-        if candidate.ledger.check(request.budget).is_ok() {
-            return Ok(candidate);
-        }
-        last = Some(candidate);
+    let with = |tokens| with_head(net, layout, params, settings, vector, request, tokens);
+    let mut all = with(HEAD_TOKENS[0]);
+    all.chunks = HEAD_TOKENS.map(|tokens| with(tokens).chunks[0]);
+    let Some(mut plan) = all.within(request.budget) else {
+        return Err(too_small(&all.least_ledger(), request.budget, request.held));
+    };
+    // There is no memory beyond this for slots and for the head, however much the budget rises.
+    plan.shares.slots_most = u64::from(plan.slots);
+    for chunk in &mut plan.chunks {
+        *chunk = chunk.filter(|(tokens, _)| *tokens <= plan.sizes.head_tokens);
     }
-    let least = last.expect("a chunk of few tokens was tried");
-    Err(too_small(&least.ledger, request.budget, request.held))
+    Ok(plan)
 }
 
 /// Shapes of the work space.
@@ -151,7 +210,7 @@ fn sizes(net: &Net, settings: &Settings, request: &Request, head_tokens: usize) 
     }
 }
 
-/// The plan with a chunk of the head's tokens; its ledger may not fit.
+/// The plan of the least, with a chunk of the head's tokens.
 fn with_head(
     net: &Net,
     layout: Option<&Layout>,
@@ -215,46 +274,33 @@ fn with_head(
         .add(Kind::Margin, MARGIN + margin_of(fixed))
         .expect("a ledger of possible sizes");
 
-    let page = PAGE_BYTES as u64 + margin_of(PAGE_BYTES as u64);
-    let slot = layout.map_or(0, |layout| {
-        layout.slot_bytes as u64 + margin_of(layout.slot_bytes as u64)
-    });
-    let (slots_least, slots_all) = layout.map_or((0, 0), |layout| {
-        (
-            u64::from(layout.slots_least().min(layout.slots_all())),
-            u64::from(layout.slots_all()),
-        )
-    });
-    let mut left = ledger.left(request.budget);
-    let mut take = |wanted: u64, each: u64| {
-        let got = wanted.min(left.checked_div(each).unwrap_or(0));
-        left -= got * each;
-        got
+    let slot_bytes = layout.map_or(0, |layout| layout.slot_bytes as u64);
+    let slots = layout.map_or(0, Layout::slots_all);
+    let two = settings.act == ActBits::Auto && settings.recompute != Recompute::Layers;
+    let shares = Shares {
+        page: PAGE_BYTES as u64 + margin_of(PAGE_BYTES as u64),
+        slot: slot_bytes + margin_of(slot_bytes),
+        slot_bytes,
+        pages_least,
+        pages_first: if two {
+            allotment.pages_at(Width::Two)
+        } else {
+            pages_least
+        },
+        pages_most,
+        slots_least: u64::from(layout.map_or(0, Layout::slots_least).min(slots)),
+        slots_most: u64::from(slots),
     };
-    // What can't be done without is counted whether or not there is room for it.
-    let (mut pages, mut slots) = (pages_least, slots_least);
-    take(pages_least, page);
-    take(slots_least, slot);
-    if settings.act == ActBits::Auto && settings.recompute != Recompute::Layers {
-        pages += take(allotment.pages_at(Width::Two).saturating_sub(pages), page);
-    }
-    slots += take(slots_all - slots_least, slot);
-    pages += take(pages_most.saturating_sub(pages), page);
-    let layer = layout.map_or(0, |layout| layout.slot_bytes as u64);
-    ledger
-        .add_many(Kind::Arena, slots, layer)
-        .and_then(|()| ledger.add_many(Kind::Activations, pages, PAGE_BYTES as u64))
-        .and_then(|()| {
-            let margin = slots * (slot - layer) + pages * (page - PAGE_BYTES as u64);
-            ledger.add(Kind::Margin, margin)
-        })
-        .expect("a ledger of possible sizes");
+    let mut chunks = [None; HEAD_TOKENS.len()];
+    chunks[0] = Some((head_tokens, ledger));
+    let (ledger, slots, pages) = shares.of(&ledger, 0);
     MemoryPlan {
         ledger,
         slots: slots as u32,
         pages: pages as u32,
         pages_max,
-        pages_least: pages_least as u32,
         sizes,
+        chunks,
+        shares,
     }
 }

@@ -3,6 +3,7 @@
 use leanstream_core::plan::Hyper;
 
 use super::net::Site;
+use crate::arena::discard;
 use crate::tune::ops::AttentionShape;
 
 /// Shapes that decide how large the buffers are.
@@ -137,6 +138,24 @@ buffers! {
 }
 
 impl Buffers {
+    /// Gives the system the memory of what the head doesn't use any more, now that `sizes` has fewer tokens
+    /// of it at once. It is zero should it be used again.
+    ///
+    /// # Errors
+    /// The kernel refuses (locked memory).
+    pub fn shorten_head(&mut self, sizes: &Sizes, hyper: &Hyper) -> std::io::Result<()> {
+        let (d, vocab) = (hyper.d as usize, hyper.vocab as usize);
+        let of_head = [
+            (&mut self.logits, vocab),
+            (&mut self.head_in, d),
+            (&mut self.head_back, d),
+        ];
+        for (buffer, width) in of_head {
+            discard(&mut buffer[sizes.head_tokens * width..])?;
+        }
+        Ok(())
+    }
+
     /// What is inside a half at one of its linears: an input linear's output, or an output linear's input.
     pub fn inside(&mut self, site: Site) -> &mut Vec<f32> {
         match site {

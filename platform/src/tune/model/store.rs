@@ -5,7 +5,8 @@
 //! one slot, past the page cache, by the backends that `run` reads with. The head is used for each
 //! chunk of tokens and stays first; then as many layers as there is room for, evenly spread, so that
 //! the device works evenly; the others pass through a ring of two layers, the next one being read
-//! while one is computed. Turning round at the top finds the last ones still there.
+//! while one is computed. Turning round at the top finds the last ones still there. When the budget falls,
+//! spans that stayed stream from then on.
 
 use std::ops::Range;
 use std::path::Path;
@@ -193,6 +194,8 @@ pub struct Store {
     kept: Vec<bool>,
     /// By slot: the span in it.
     owners: Vec<Option<u32>>,
+    /// Slots in use; those beyond have no memory.
+    open: u32,
     /// By read: its span and how often it was tried; `None` when free.
     reads: Vec<Option<(u32, u32)>>,
     stop: &'static AtomicI32,
@@ -223,15 +226,22 @@ impl Store {
         let arena = Arc::new(
             Arena::new(slots, layout.slot_bytes).map_err(refused("get memory for its weights"))?,
         );
-        let backend = Backend::new(source, Arc::clone(&arena), options)
+        // Registered memory is pinned: it couldn't be given back when the budget falls.
+        let options = io::Options {
+            register: false,
+            ..*options
+        };
+        let backend = Backend::new(source, Arc::clone(&arena), &options)
             .map_err(|error| refused("start reading it")(std::io::Error::other(error)))?;
         let Geometry { reads_max, .. } = backend.geometry();
         let spans = layout.spans.len();
-        let kept = keep(&layout, slots);
+        let mut kept = vec![false; spans];
+        keep(&layout, slots, &mut kept);
         Ok(Self {
             homes: vec![(Home::Away, SlotId::NONE); spans],
             kept,
             owners: vec![None; slots as usize],
+            open: slots,
             reads: vec![None; usize::from(reads_max)],
             arena,
             backend,
@@ -241,6 +251,34 @@ impl Store {
             bytes_read: 0,
             stalled: Duration::ZERO,
         })
+    }
+
+    /// Keeps to `slots` slots from now on, as far as it was made for so many: fewer spans stay, or more. What
+    /// lies in the others is forgotten, and their memory is the system's.
+    ///
+    /// # Errors
+    /// As [`Store::layer`]; the system doesn't take the memory.
+    pub fn set_slots(&mut self, slots: u32) -> Result<(), Error> {
+        let slots = slots.clamp(1, self.owners.len() as u32);
+        keep(&self.layout, slots, &mut self.kept);
+        let before = std::mem::replace(&mut self.open, slots);
+        for slot in slots..before {
+            let Some(span) = self.owners[slot as usize] else {
+                continue;
+            };
+            // The device may be writing there.
+            while self.homes[span as usize].0 == Home::Coming {
+                self.wait(span)?;
+            }
+            self.homes[span as usize] = (Home::Away, SlotId::NONE);
+            self.owners[slot as usize] = None;
+        }
+        if slots < before {
+            self.arena.discard_from(SlotId(slots)).map_err(|error| {
+                Error::io(&self.files[0], "give back memory of its weights", error)
+            })?;
+        }
+        Ok(())
     }
 
     /// Bytes of weights that stay in memory.
@@ -387,7 +425,8 @@ impl Store {
     /// Begins to read a span, if a slot and a read are free; `busy` spans stay.
     fn start(&mut self, span: u32, busy: &[Range<u32>]) -> Result<(), Error> {
         self.drain()?;
-        let free = self.owners.iter().position(|owner| match owner {
+        let open = &self.owners[..self.open as usize];
+        let free = open.iter().position(|owner| match owner {
             None => true,
             Some(owner) => {
                 !self.kept[*owner as usize]
@@ -464,11 +503,10 @@ impl Store {
 }
 
 /// Which spans stay: the head's, then evenly spread layers, as far as a ring of two layers is left.
-fn keep(layout: &Layout, slots: u32) -> Vec<bool> {
-    let mut kept = vec![false; layout.spans.len()];
+fn keep(layout: &Layout, slots: u32, kept: &mut [bool]) {
+    kept.fill(slots >= layout.slots_all());
     if slots >= layout.slots_all() {
-        kept.fill(true);
-        return kept;
+        return;
     }
     let mut left = slots.saturating_sub(layout.slots_least());
     for span in layout.groups[layout.layers()].clone() {
@@ -485,7 +523,6 @@ fn keep(layout: &Layout, slots: u32) -> Vec<bool> {
             group.clone().for_each(|span| kept[span as usize] = true);
         }
     }
-    kept
 }
 
 /// Weights in memory, held there while this lives.
