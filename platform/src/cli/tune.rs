@@ -148,6 +148,9 @@ pub struct Tune {
     json: bool,
 }
 
+/// Bytes of data that are read under any budget.
+const DATA_BYTES_LEAST: u64 = 1 << 20;
+
 /// The tensor to blame, where numbers stopped being finite because a weight isn't.
 fn explained(error: Error, model: &Path) -> Error {
     match error {
@@ -157,6 +160,20 @@ fn explained(error: Error, model: &Path) -> Error {
         },
         other => other,
     }
+}
+
+/// How to go on, where a run was stopped that could.
+fn say_where(error: &Error, step: u64) {
+    let why = match error {
+        Error::Signal(signal) => format!("stopped by signal {signal}"),
+        Error::Budget { .. } => "the budget fell too far".to_owned(),
+        _ => return,
+    };
+    say(&if step == 0 {
+        format!("leanstream: {why} before the end of step 1: nothing was learned yet")
+    } else {
+        format!("leanstream: {why} after step {step}; --resume goes on from there")
+    });
 }
 
 impl Tune {
@@ -186,8 +203,8 @@ impl Tune {
             None => default_budget(info.file_bytes),
         };
         let file = self.budget_file.as_ref().map(|path| path.0.as_path());
-        let watch = Watch::new(budget, file, info.file_bytes);
-        watch.check()?;
+        let mut watch = Watch::new(budget, file, info.file_bytes);
+        let budget = watch.begin()?;
         let data = self.load(&self.data, &info, budget)?;
         let eval = self
             .eval
@@ -232,7 +249,7 @@ impl Tune {
             ));
         }
         say(&self.headline(&trainer, &data, budget));
-        let mut report = Report::new(self, budget);
+        let mut report = Report::new(self);
         let mut saved_at = trainer.step;
         let result = self.train(
             &mut trainer,
@@ -251,6 +268,7 @@ impl Tune {
             if trainer.step > saved_at {
                 checkpoint::save(&checkpoint, &identity, &trainer)?;
             }
+            say_where(&error, trainer.step);
             // Looking for a damaged weight takes memory too.
             drop(trainer);
             drop(room);
@@ -283,6 +301,9 @@ impl Tune {
             allocator.unseal();
             let step = step?;
             report.stepped(&step, begun.elapsed());
+            if let Some(trouble) = trainer.decoder.watch.take_trouble() {
+                say(&format!("leanstream: {trouble}; the budget stays as it is"));
+            }
             let now = trainer.step;
             let every = |n: u64| n > 0 && now.is_multiple_of(n);
             let evaluates = every(self.eval_every.unwrap_or(0)) || trainer.step == self.steps;
@@ -325,7 +346,8 @@ impl Tune {
         let options = data::Options {
             seq: self.seq,
             seed: self.seed,
-            bytes_max: budget / 8,
+            // With less the plan refuses whatever the data is, and says what would do.
+            bytes_max: (budget / 8).max(DATA_BYTES_LEAST),
         };
         Data::load(&path.0, &info.tokenizer, options)
     }

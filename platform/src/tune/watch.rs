@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
 
 use crate::budget::{limit_files, parse_size};
 use crate::error::Error;
@@ -15,6 +16,8 @@ use crate::signals::AGAIN;
 
 /// How often files are looked at.
 const EVERY: Duration = Duration::from_millis(50);
+/// Bytes of a file that are looked at.
+const TEXT: usize = 64;
 
 /// What the budget depends on.
 pub struct Watch {
@@ -28,6 +31,20 @@ pub struct Watch {
     whole: u64,
     looked: Option<Instant>,
     budget: u64,
+    /// As it would be without the control groups.
+    wanted: u64,
+    /// Why the file wasn't understood when it was last read.
+    trouble: Option<Trouble>,
+    /// Whether that has been told.
+    told: bool,
+}
+
+/// Why a file says no budget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Trouble {
+    Unreadable(Errno),
+    /// Not UTF-8, or no size: its first bytes, and how many they are.
+    Nonsense([u8; TEXT], usize),
 }
 
 impl Watch {
@@ -45,6 +62,9 @@ impl Watch {
             whole,
             looked: None,
             budget: given,
+            wanted: given,
+            trouble: None,
+            told: false,
         }
     }
 
@@ -57,6 +77,9 @@ impl Watch {
             whole: 0,
             looked: None,
             budget: given,
+            wanted: given,
+            trouble: None,
+            told: false,
         }
     }
 
@@ -65,22 +88,23 @@ impl Watch {
         self.budget
     }
 
-    /// Checks the file once, loudly.
+    /// The budget to begin with: the least of what was given, what the file says, and the control groups'
+    /// limits.
     ///
     /// # Errors
-    /// It is there, and holds no size.
-    pub fn check(&self) -> Result<(), Error> {
-        let mut text = [0; 64];
-        let Some(text) = self.file.as_ref().and_then(|file| read(file, &mut text)) else {
-            return Ok(());
+    /// The file is there, and can't be read or holds no size.
+    pub fn begin(&mut self) -> Result<u64, Error> {
+        let said = match self.said() {
+            Ok(said) => said.unwrap_or(u64::MAX),
+            Err(trouble) => return Err(Error::Usage(self.explain(trouble))),
         };
-        match parse_size(text, Some(self.whole)) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(Error::Usage(format!("--budget-file: {error}"))),
-        }
+        self.wanted = self.given.min(said);
+        self.budget = self.limited(self.wanted);
+        Ok(self.budget)
     }
 
-    /// The new budget, if it has changed. A file that is absent or can't be understood says nothing.
+    /// The new budget, if it has changed. A file that is absent says nothing; what can't be understood leaves
+    /// the budget as it is.
     pub fn look(&mut self) -> Option<u64> {
         if self.file.is_none() && self.limits.is_empty() {
             return None;
@@ -90,33 +114,86 @@ impl Watch {
             return None;
         }
         self.looked = Some(Instant::now());
-        let mut text = [0; 64];
-        let mut budget = self
-            .file
-            .as_ref()
-            .and_then(|file| read(file, &mut text))
-            .and_then(|text| parse_size(text, Some(self.whole)).ok())
-            .unwrap_or(self.given);
+        let budget = match self.said() {
+            Ok(said) => {
+                (self.trouble, self.told) = (None, false);
+                self.wanted = said.unwrap_or(self.given);
+                self.wanted
+            }
+            // Who writes a file makes it empty first.
+            Err(Trouble::Nonsense(_, 0)) => self.wanted,
+            Err(trouble) => {
+                self.trouble = Some(trouble);
+                self.wanted
+            }
+        };
+        let budget = self.limited(budget);
+        (std::mem::replace(&mut self.budget, budget) != budget).then_some(budget)
+    }
+
+    /// Why the file isn't understood, in words: told once, until it has been understood again.
+    pub fn take_trouble(&mut self) -> Option<String> {
+        let trouble = self.trouble.filter(|_| !self.told)?;
+        self.told = true;
+        Some(self.explain(trouble))
+    }
+
+    /// What the file says; none where there is no file.
+    fn said(&self) -> Result<Option<u64>, Trouble> {
+        let Some(file) = &self.file else {
+            return Ok(None);
+        };
+        let mut text = [0; TEXT];
+        let len = match read(file, &mut text) {
+            Ok(len) => len,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(Trouble::Unreadable(errno)),
+        };
+        let size = std::str::from_utf8(&text[..len]).ok();
+        let size = size.and_then(|text| parse_size(text.trim(), Some(self.whole)).ok());
+        size.map(Some).ok_or(Trouble::Nonsense(text, len))
+    }
+
+    /// A budget within the control groups' limits.
+    fn limited(&self, mut budget: u64) -> u64 {
         for limit in &self.limits {
-            let mut text = [0; 64];
-            let limit = read(limit, &mut text).and_then(|text| text.parse::<u64>().ok());
+            let mut text = [0; TEXT];
+            let len = read(limit, &mut text).unwrap_or(0);
+            let limit = std::str::from_utf8(&text[..len]).ok();
+            let limit = limit.and_then(|text| text.trim().parse().ok());
             budget = budget.min(limit.unwrap_or(u64::MAX));
         }
-        (std::mem::replace(&mut self.budget, budget) != budget).then_some(budget)
+        budget
+    }
+
+    fn explain(&self, trouble: Trouble) -> String {
+        let file = self.file.as_deref().unwrap_or_default().to_string_lossy();
+        match trouble {
+            Trouble::Unreadable(errno) => {
+                let why = std::io::Error::from(errno);
+                format!("--budget-file {file}: cannot read it: {why}")
+            }
+            Trouble::Nonsense(text, len) => match std::str::from_utf8(&text[..len]) {
+                Ok(text) => match parse_size(text.trim(), Some(self.whole)) {
+                    Ok(size) => format!("--budget-file {file}: {size} bytes"),
+                    Err(error) => format!("--budget-file {file}: {error}"),
+                },
+                Err(_) => format!("--budget-file {file}: what it holds isn't text"),
+            },
+        }
     }
 }
 
-/// The first line of a file, without spaces around it.
-fn read<'a>(path: &CString, text: &'a mut [u8; 64]) -> Option<&'a str> {
+/// The first line of a file, as far as there is room for it: its bytes.
+fn read(path: &CString, text: &mut [u8; TEXT]) -> Result<usize, Errno> {
     let file = open(
         path.as_c_str(),
         OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK,
         Mode::empty(),
-    )
-    .ok()?;
-    let len = rustix::io::read(&file, &mut text[..]).ok()?;
-    let line = text[..len].split(|byte| *byte == b'\n').next()?;
-    Some(std::str::from_utf8(line).ok()?.trim())
+    )?;
+    let len = rustix::io::read(&file, &mut text[..])?;
+    let end = text[..len].iter().position(|byte| *byte == b'\n');
+    Ok(end.unwrap_or(len))
 }
 
 #[cfg(test)]
@@ -144,11 +221,33 @@ mod tests {
         assert_eq!(look(Some("25%\nand more")), Some(1000));
         assert_eq!(look(Some("much")), None);
         assert_eq!(look(Some("500")), Some(500));
-        assert_eq!(look(Some("")), Some(1000));
-        assert_eq!(look(None), None);
-        std::fs::write(&path, "much").expect("a file");
-        assert!(watch.check().is_err());
+        assert_eq!(look(Some("")), None);
+        assert_eq!(look(Some("more")), None);
+        assert_eq!(look(None), Some(1000));
+        assert!(watch.begin().is_ok_and(|budget| budget == 1000));
+        assert_eq!(watch.take_trouble(), None);
+        for (text, says) in [(&b"much"[..], "'much'"), (b"\xff\xfe", "isn't text")] {
+            std::fs::write(&path, text).expect("a file");
+            let error = watch.begin().expect_err("no size").to_string();
+            assert!(error.contains(says), "{error}");
+            AGAIN.store(true, Ordering::Relaxed);
+            assert_eq!(watch.look(), None);
+            let told = watch.take_trouble();
+            assert!(told.is_some_and(|told| told == error));
+            AGAIN.store(true, Ordering::Relaxed);
+            assert_eq!(watch.look(), None);
+            assert_eq!(watch.take_trouble(), None, "it is told once");
+            std::fs::write(&path, "1000").expect("a file");
+            AGAIN.store(true, Ordering::Relaxed);
+            assert_eq!(watch.look(), None);
+        }
+        std::fs::write(&path, "600").expect("a file");
+        assert!(watch.begin().is_ok_and(|budget| budget == 600));
+        std::fs::write(&path, "2000").expect("a file");
+        assert!(watch.begin().is_ok_and(|budget| budget == 1000));
         std::fs::remove_file(&path).expect("it is there");
-        assert!(watch.check().is_ok());
+        let directory = Watch::new(1000, Some(&std::env::temp_dir()), 4000).begin();
+        let error = directory.expect_err("a directory").to_string();
+        assert!(error.contains("cannot read it"), "{error}");
     }
 }

@@ -14,6 +14,7 @@ mod run;
 mod scripts;
 mod trace;
 mod tune;
+mod tune_budget;
 mod tune_damaged;
 mod tune_memory;
 mod usage;

@@ -13,10 +13,10 @@ use leanstream::synth::{Arch, Spec};
 use leanstream_core::quant::QuantType;
 use serde_json::Value;
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// A log as it stands, but for a line that is being written.
-fn log_of(path: &Path) -> Vec<Value> {
+pub(crate) fn log_of(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     whole
@@ -25,14 +25,14 @@ fn log_of(path: &Path) -> Vec<Value> {
         .collect()
 }
 
-fn bytes(line: &Value, key: &str) -> u64 {
+pub(crate) fn bytes(line: &Value, key: &str) -> u64 {
     line[key]
         .as_u64()
         .unwrap_or_else(|| panic!("{key}: {line}"))
 }
 
 /// Waits until the log has a line that `wanted` is true of.
-fn await_line(log: &Path, wanted: impl Fn(&Value) -> bool) {
+pub(crate) fn await_line(log: &Path, wanted: impl Fn(&Value) -> bool) {
     let begun = Instant::now();
     while !log_of(log).iter().any(&wanted) {
         assert!(begun.elapsed() < Duration::from_secs(200), "no such step");
@@ -100,6 +100,14 @@ fn memory_is_flat_over_a_thousand_steps() {
     assert!(whole <= (least + 2) * MIB, "{whole} of {} MiB", least + 2);
 }
 
+/// Resident memory of a process as others see it, in bytes; `None` when it has ended.
+pub(crate) fn resident(child: &Child) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+    let kib = line.trim().trim_end_matches("kB").trim();
+    Some(kib.parse::<u64>().expect("a number") << 10)
+}
+
 /// A model whose activations take more than all else that training it needs.
 fn deep(path: PathBuf) -> PathBuf {
     let spec = Spec {
@@ -154,10 +162,7 @@ impl Falling {
 
     /// Resident memory as others see it, in bytes; `None` when the process has ended.
     fn resident(&self) -> Option<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
-        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
-        let kib = line.trim().trim_end_matches("kB").trim();
-        Some(kib.parse::<u64>().expect("a number") << 10)
+        resident(&self.child)
     }
 }
 

@@ -19,7 +19,6 @@ const SHOW_EVERY: Duration = Duration::from_millis(500);
 /// What was seen so far.
 pub(super) struct Report {
     title: String,
-    budget: u64,
     steps: u64,
     output: String,
     losses: Vec<(f64, f64)>,
@@ -33,14 +32,13 @@ pub(super) struct Report {
 
 impl Report {
     /// Nothing yet.
-    pub fn new(tune: &Tune, budget: u64) -> Self {
+    pub fn new(tune: &Tune) -> Self {
         let name = |path: &std::path::Path| {
             let name = path.file_name().unwrap_or_default();
             name.to_string_lossy().into_owned()
         };
         Self {
             title: format!("{} on {}", name(&tune.model.0), name(&tune.data.0)),
-            budget,
             steps: tune.steps,
             output: tune.output.0.display().to_string(),
             losses: Vec::new(),
@@ -158,7 +156,7 @@ impl Report {
                 mib(act_peak),
                 decoder.allotment.mean_bits(&decoder.plan),
                 mib(peak),
-                mib(self.budget),
+                mib(decoder.watch.budget()),
                 self.output,
             ));
             return Ok(());
@@ -191,7 +189,7 @@ impl Report {
             "importance": importances,
             "recomputed": decoder.allotment.recomputed(),
             "peak_rss_bytes": peak,
-            "budget_bytes": self.budget,
+            "budget_bytes": decoder.watch.budget(),
             "s_per_step": median,
             "tokens_per_s": self.tokens as f64 / self.seconds.iter().sum::<f64>().max(1e-9),
             "tokens": self.tokens,
