@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::Scratch;
-use crate::common::cli::{Ran, finish, program, with};
+use crate::common::cli::{Ran, finish, ignored, program, with};
 use crate::tune_memory::{MIB, await_line, bytes, log_of, resident};
 use leanstream::synth::vocab::Vocab;
 use leanstream::synth::{Arch, Spec};
@@ -178,6 +178,9 @@ fn what_stops_a_run_says_how_to_go_on_and_nonsense_in_the_file_is_told_once() {
         log.display()
     );
     for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130)] {
+        if ignored(signal) {
+            continue;
+        }
         let _ = fs::remove_file(&log);
         heavy.say("500M");
         let child = heavy.start("a.gguf", &more);

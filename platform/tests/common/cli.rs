@@ -158,6 +158,19 @@ pub fn await_caught(child: &Child, signal: Signal) {
     }
 }
 
+/// Whether `signal` is ignored here, as SIGINT is in what a shell runs in the background: then it is in every child,
+/// and stays so.
+pub fn ignored(signal: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").expect("our own status");
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
+    let mask = u64::from_str_radix(mask.expect("a mask").trim(), 16).expect("a mask");
+    let ignored = mask >> (signal as i32 - 1) & 1 == 1;
+    if ignored {
+        println!("skipped: {signal} is ignored where these tests run");
+    }
+    ignored
+}
+
 /// Sends a signal, once the child listens.
 pub fn send(child: &Child, signal: Signal) {
     await_caught(child, signal);
