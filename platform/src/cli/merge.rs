@@ -87,8 +87,8 @@ impl Merge {
         let best = self.ty.is_some_and(|ty| exact.contains(&ty.0));
         if report.loss > LOSS_TOLD * report.change && !best {
             say(&format!(
-                "leanstream: that error is {:.0}% of the change, so as much of what the adapter learned may be lost; --type \
-                 f16, or q8_0 where matrices have fewer bits now, keeps more of it",
+                "leanstream: that error is {:.0}% of the change, so what the adapter learned may be lost; --type f16, or q8_0 \
+                 where matrices have fewer bits now, keeps more of it",
                 100.0 * report.loss / report.change
             ));
         }
