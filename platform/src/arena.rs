@@ -136,23 +136,28 @@ impl Arena {
     /// # Panics
     /// When the slot is being filled already, or somebody reads it.
     pub fn begin_fill(&self, slot: SlotId) -> Fill {
-        let state = self.state(slot);
-        let taken = state
+        self.take(slot, "filled");
+        Fill {
+            slot,
+            ptr: self.slot_ptr(slot),
+            len: self.slot_bytes,
+        }
+    }
+
+    /// Makes `slot` one that is being filled; `what` becomes of it is for the message.
+    fn take(&self, slot: SlotId, what: &str) {
+        let taken = self
+            .state(slot)
             .fetch_update(Ordering::Acquire, Ordering::Relaxed, |s| {
                 (s == FREE || s == READY).then_some(FILLING)
             })
             .map_err(Lease::of);
         assert!(
             taken.is_ok(),
-            "slot {}: filled while it is {:?}",
+            "slot {}: {what} while it is {:?}",
             slot.0,
             taken.unwrap_err()
         );
-        Fill {
-            slot,
-            ptr: self.slot_ptr(slot),
-            len: self.slot_bytes,
-        }
     }
 
     /// The write is over. With `ok` the slot's bytes may be read from now on, otherwise it is free.
@@ -202,17 +207,8 @@ impl Arena {
     /// When one of them is being filled, or somebody reads it.
     pub fn discard_from(&self, first: SlotId) -> std::io::Result<()> {
         let from = first.0 as usize;
-        for (index, state) in self.states.iter().enumerate().skip(from) {
-            let taken = state
-                .fetch_update(Ordering::Acquire, Ordering::Relaxed, |s| {
-                    (s == FREE || s == READY).then_some(FILLING)
-                })
-                .map_err(Lease::of);
-            assert!(
-                taken.is_ok(),
-                "slot {index}: discarded while it is {:?}",
-                taken.unwrap_err()
-            );
+        for slot in from..self.states.len() {
+            self.take(SlotId(slot as u32), "discarded");
         }
         let start = (from * self.slot_bytes).next_multiple_of(rustix::param::page_size());
         let mut done = Ok(());

@@ -11,7 +11,7 @@ use common::Scratch;
 use common::tune::{LORA, prepare, settings};
 use leanstream::synth::vocab::Vocab;
 use leanstream::synth::{Arch, Spec};
-use leanstream::tune::allotment::Allotment;
+use leanstream::tune::allotment::{Allotment, GROUPS};
 use leanstream::tune::data::{Data, Options};
 use leanstream::tune::model::kind::{Kind, LayerPlan};
 use leanstream::tune::model::net::Site;
@@ -98,6 +98,15 @@ fn lab(test: &str, arch: Arch, scheme: Scheme, measure: impl FnOnce(&mut Lab<'_>
     measure(&mut lab);
 }
 
+/// The same for each architecture, with adapters and in full training.
+fn each(test: &str, measure: impl Fn(&mut Lab<'_>, Arch, Scheme)) {
+    for arch in ARCHS {
+        for scheme in [LORA, Scheme::Full] {
+            lab(test, arch, scheme, |lab| measure(lab, arch, scheme));
+        }
+    }
+}
+
 impl Lab<'_> {
     /// The micro-batch's gradient with activations saved as `plan` says, rounded by `seed`.
     fn gradient(&mut self, plan: &[LayerPlan], seed: u64) -> &[f32] {
@@ -169,41 +178,30 @@ impl Lab<'_> {
     }
 }
 
-/// Tensors that are saved, or computed again, together.
-const GROUPS: [&[Kind]; 4] = [
-    &[Kind::Q, Kind::K, Kind::V, Kind::O],
-    &[Kind::AttnPost, Kind::FfnNorm],
-    &[Kind::Gate, Kind::Up],
-    &[Kind::FfnPost],
-];
-
 /// Whatever is saved and whatever is computed again, the gradient is the same but for a factor's rounding.
 #[test]
 fn what_is_computed_again_is_what_was_not_saved() {
-    for (arch, scheme) in ARCHS
-        .into_iter()
-        .flat_map(|a| [(a, LORA), (a, Scheme::Full)])
-    {
-        lab("variance-again", arch, scheme, |lab| {
-            let squared: f64 = lab.exact.iter().map(|g| f64::from(*g).powi(2)).sum();
-            let exact = lab.exact.clone();
-            for case in 0..1 << GROUPS.len() {
-                let mut layer = LayerPlan::all(Width::F32);
-                let again = (0..GROUPS.len()).filter(|group| case >> group & 1 == 1);
-                for kind in again.flat_map(|group| GROUPS[group]) {
-                    layer.0[*kind as usize] = None;
-                }
-                let plan = vec![layer; lab.layers()];
-                let off = lab.gradient(&plan, 0).iter().zip(&exact);
-                let off: f64 = off.map(|(a, b)| f64::from(a - b).powi(2)).sum();
-                assert!(
-                    off <= 1e-10 * squared,
-                    "{}, {scheme:?}, case {case:04b}: {off} of {squared}",
-                    arch.name()
-                );
+    each("variance-again", |lab, arch, scheme| {
+        let squared: f64 = lab.exact.iter().map(|g| f64::from(*g).powi(2)).sum();
+        let exact = lab.exact.clone();
+        // What the layer begins with is always saved.
+        let groups = &GROUPS[1..];
+        for case in 0..1 << groups.len() {
+            let mut layer = LayerPlan::all(Width::F32);
+            let again = (0..groups.len()).filter(|group| case >> group & 1 == 1);
+            for kind in again.flat_map(|group| groups[group]) {
+                layer.0[*kind as usize] = None;
             }
-        });
-    }
+            let plan = vec![layer; lab.layers()];
+            let off = lab.gradient(&plan, 0).iter().zip(&exact);
+            let off: f64 = off.map(|(a, b)| f64::from(a - b).powi(2)).sum();
+            assert!(
+                off <= 1e-10 * squared,
+                "{}, {scheme:?}, case {case:04b}: {off} of {squared}",
+                arch.name()
+            );
+        }
+    });
 }
 
 /// Inputs of linears, and the linears they are the input of.
@@ -225,33 +223,28 @@ fn inputs_of(lab: &Lab<'_>) -> [(Kind, &'static [Site]); 3] {
 /// divided by its deviation. In six architectures and schemes that came to 3% at most.
 #[test]
 fn the_formula_is_the_variance_of_a_linears_gradient() {
-    for (arch, scheme) in ARCHS
-        .into_iter()
-        .flat_map(|a| [(a, LORA), (a, Scheme::Full)])
-    {
-        lab("variance-formula", arch, scheme, |lab| {
-            let top = lab.layers() - 1;
-            for (kind, sites) in inputs_of(lab) {
-                let parts: Vec<_> = sites
-                    .iter()
-                    .flat_map(|site| lab.input_parts(*site))
-                    .collect();
-                let seen = &lab.trainer.decoder.importance;
-                let c = f64::from(seen.of_products(top, kind));
-                for width in [Width::Eight, Width::Four, Width::Two] {
-                    let mut plan = vec![LayerPlan::all(Width::F32); lab.layers()];
-                    plan[top].0[kind as usize] = Some(width);
-                    let ratio = c / squared_steps(width) / lab.variance(&plan, &parts);
-                    assert!(
-                        (0.9..1.1).contains(&ratio),
-                        "{}, {scheme:?}, {} at {width}: predicted {ratio} of what was measured",
-                        arch.name(),
-                        kind.name()
-                    );
-                }
+    each("variance-formula", |lab, arch, scheme| {
+        let top = lab.layers() - 1;
+        for (kind, sites) in inputs_of(lab) {
+            let parts: Vec<_> = sites
+                .iter()
+                .flat_map(|site| lab.input_parts(*site))
+                .collect();
+            let seen = &lab.trainer.decoder.importance;
+            let c = f64::from(seen.of_products(top, kind));
+            for width in [Width::Eight, Width::Four, Width::Two] {
+                let mut plan = vec![LayerPlan::all(Width::F32); lab.layers()];
+                plan[top].0[kind as usize] = Some(width);
+                let ratio = c / squared_steps(width) / lab.variance(&plan, &parts);
+                assert!(
+                    (0.9..1.1).contains(&ratio),
+                    "{}, {scheme:?}, {} at {width}: predicted {ratio} of what was measured",
+                    arch.name(),
+                    kind.name()
+                );
             }
-        });
-    }
+        }
+    });
 }
 
 /// How far the allotment may be off: for one kind of tensor, and for all of them together.
@@ -268,55 +261,50 @@ fn allowed(scheme: Scheme) -> (Range<f64>, Range<f64>) {
 
 #[test]
 fn what_is_expected_of_rounding_is_within_a_factor_of_what_it_does() {
-    for (arch, scheme) in ARCHS
-        .into_iter()
-        .flat_map(|a| [(a, LORA), (a, Scheme::Full)])
-    {
-        lab("variance-expected", arch, scheme, |lab| {
-            let (each, together) = allowed(scheme);
-            let layers = lab.layers();
-            let whole = lab.whole();
-            let hyper = lab.trainer.decoder.net.hyper;
-            // As tuning does it: with a floor for what no estimate is made of.
-            let tokens = TOKENS as usize;
-            let (act, recompute) = (ActBits::Auto, Recompute::Auto);
-            let mut allotment = Allotment::new(&hyper, lab.posts, tokens, act, recompute);
-            allotment.learn(&lab.importance);
-            let exact = vec![LayerPlan::all(Width::F32); layers];
-            let mut cases: Vec<(String, Vec<LayerPlan>, Range<f64>)> = Vec::new();
-            for kind in lab.kinds() {
-                let mut plan = exact.clone();
-                for layer in &mut plan {
-                    // What is computed again from a normed stream has its noise.
-                    if matches!(kind, Kind::AttnNorm | Kind::FfnNorm) {
-                        layer.0[kind as usize..].fill(None);
-                    }
-                    layer.0[kind as usize] = Some(Width::Four);
+    each("variance-expected", |lab, arch, scheme| {
+        let (each, together) = allowed(scheme);
+        let layers = lab.layers();
+        let whole = lab.whole();
+        let hyper = lab.trainer.decoder.net.hyper;
+        // As tuning does it: with a floor for what no estimate is made of.
+        let tokens = TOKENS as usize;
+        let (act, recompute) = (ActBits::Auto, Recompute::Auto);
+        let mut allotment = Allotment::new(&hyper, lab.posts, tokens, act, recompute);
+        allotment.learn(&lab.importance);
+        let exact = vec![LayerPlan::all(Width::F32); layers];
+        let mut cases: Vec<(String, Vec<LayerPlan>, Range<f64>)> = Vec::new();
+        for kind in lab.kinds() {
+            let mut plan = exact.clone();
+            for layer in &mut plan {
+                // What is computed again from a normed stream has its noise.
+                if matches!(kind, Kind::AttnNorm | Kind::FfnNorm) {
+                    layer.0[kind as usize..].fill(None);
                 }
-                cases.push((kind.name().to_owned(), plan, each.clone()));
+                layer.0[kind as usize] = Some(Width::Four);
             }
-            let mut mixed = exact;
-            let pages = allotment.pages_at(Width::Two);
-            allotment.choose(pages, &mut mixed).expect("it fits");
-            cases.push(("the allotment's own choice".into(), mixed, together));
-            for (name, plan, allowed) in cases {
-                let expected: f64 = lab
-                    .kinds()
-                    .into_iter()
-                    .flat_map(|kind| (0..layers).map(move |layer| (layer, kind)))
-                    .filter_map(|(layer, kind)| {
-                        let width = plan[layer].width(kind).filter(|w| w.is_codes())?;
-                        let importance = allotment.by_tensor()[kind.id(layer).0 as usize];
-                        Some(f64::from(importance) / squared_steps(width))
-                    })
-                    .sum();
-                let ratio = expected / lab.variance(&plan, &whole);
-                assert!(
-                    allowed.contains(&ratio),
-                    "{}, {scheme:?}, {name}: expected {ratio} times what was measured",
-                    arch.name()
-                );
-            }
-        });
-    }
+            cases.push((kind.name().to_owned(), plan, each.clone()));
+        }
+        let mut mixed = exact;
+        let pages = allotment.pages_at(Width::Two);
+        allotment.choose(pages, &mut mixed).expect("it fits");
+        cases.push(("the allotment's own choice".into(), mixed, together));
+        for (name, plan, allowed) in cases {
+            let expected: f64 = lab
+                .kinds()
+                .into_iter()
+                .flat_map(|kind| (0..layers).map(move |layer| (layer, kind)))
+                .filter_map(|(layer, kind)| {
+                    let width = plan[layer].width(kind).filter(|w| w.is_codes())?;
+                    let importance = allotment.by_tensor()[kind.id(layer).0 as usize];
+                    Some(f64::from(importance) / squared_steps(width))
+                })
+                .sum();
+            let ratio = expected / lab.variance(&plan, &whole);
+            assert!(
+                allowed.contains(&ratio),
+                "{}, {scheme:?}, {name}: expected {ratio} times what was measured",
+                arch.name()
+            );
+        }
+    });
 }

@@ -17,6 +17,16 @@ pub fn importance(group: u32, rows: impl IntoIterator<Item = (f32, f32)>) -> f32
     (sum * f64::from(group) / 6.0) as f32
 }
 
+/// What noise counts in a gradient that is `squared` long, squared, where it is a `share` of all parameters: the optimizer
+/// divides each gradient by its own size. 0 where there is none, or none that is finite.
+pub fn weight(share: f64, squared: f64) -> f64 {
+    if squared.is_finite() && squared > 0.0 {
+        share / squared
+    } else {
+        0.0
+    }
+}
+
 /// The moving average of a tensor's importance.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Average {

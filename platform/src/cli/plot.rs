@@ -1,8 +1,8 @@
 //! Lines over an axis, drawn as SVG, and the file that they go to.
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::fs::File;
+use std::io::Write as _;
 use std::path::Path;
 
 use crate::aside::Aside;
@@ -30,9 +30,6 @@ impl Plot {
     /// [`Error::Io`] where it can't.
     pub fn begin(path: &Path) -> Result<Self, Error> {
         let failed = |error| Error::io(path, "create it", error);
-        if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
-            return Err(failed(io::Error::other("it is there and is no file")));
-        }
         let (aside, file) = Aside::create(path).map_err(failed)?;
         Ok(Self { aside, file })
     }

@@ -192,7 +192,7 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
         Some(percent) => (percent, 0.01),
         None => (text, 1.0),
     };
-    let number = number.trim().parse::<f64>().ok();
+    let number = number.parse::<f64>().ok();
     let number = number.filter(|number| *number >= 0.0 && number.is_finite());
     let why = || format!("'{text}' is no share; 3% or 0.03");
     Ok(number.ok_or_else(why)? * scale)

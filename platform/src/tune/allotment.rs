@@ -37,7 +37,7 @@ pub struct Allotment {
 }
 
 /// Groups of tensors that are saved or recomputed together, each from those before it.
-const GROUPS: [&[Kind]; 5] = [
+pub const GROUPS: [&[Kind]; 5] = [
     &[Kind::AttnNorm],
     &[Kind::Q, Kind::K, Kind::V, Kind::O],
     &[Kind::AttnPost, Kind::FfnNorm],

@@ -99,13 +99,19 @@ fn what_would_be_no_use_is_refused_before_anything_is_recorded() {
     assert_eq!(scratch.names(), ["model.gguf", "model.lean"]);
 }
 
+/// A trace of a small model.
+fn recorded(scratch: &Scratch) -> PathBuf {
+    let (pack, trace) = (dense(scratch), scratch.join("t.trace"));
+    let args = format!("-p abcdefgh -n 3 --budget 64M -o {}", trace.display());
+    assert_eq!(with("trace", &pack, &args).code, 0);
+    trace
+}
+
 /// A budget too small for a layer is left out of a list; alone it is an error of its own.
 #[test]
 fn budgets_too_small_are_left_out() {
     let scratch = Scratch::new("trace-budgets");
-    let (pack, trace) = (dense(&scratch), scratch.join("t.trace"));
-    let args = format!("-p abcdefgh -n 3 --budget 64M -o {}", trace.display());
-    assert_eq!(with("trace", &pack, &args).code, 0);
+    let trace = recorded(&scratch);
     let ran = replay(&trace, "--json --policy static --budget 1,100% --queue 255");
     assert!(ran.stderr.contains("--budget 1 holds too few"), "{ran:?}");
     assert_eq!(ran.json()["results"].as_array().expect("rows").len(), 1);
@@ -116,9 +122,7 @@ fn budgets_too_small_are_left_out() {
 #[test]
 fn a_damaged_header_is_the_files_fault() {
     let scratch = Scratch::new("trace-damaged");
-    let (pack, trace) = (dense(&scratch), scratch.join("t.trace"));
-    let args = format!("-p abcdefgh -n 3 --budget 64M -o {}", trace.display());
-    assert_eq!(with("trace", &pack, &args).code, 0);
+    let trace = recorded(&scratch);
     let sound = fs::read(&trace).expect("the trace");
     for at in (0..40).filter(|at| !(32..36).contains(at)) {
         let mut file = sound.clone();

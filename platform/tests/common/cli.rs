@@ -142,17 +142,20 @@ fn wait(child: &Child) -> (ExitStatus, u64) {
     }
 }
 
+/// Whether `signal` is in a mask of a process, as the kernel's table calls it.
+fn in_mask(process: &str, mask: &str, signal: Signal) -> bool {
+    let path = format!("/proc/{process}/status");
+    let status = std::fs::read_to_string(path).expect("a running process");
+    let mask = status.lines().find_map(|l| l.strip_prefix(mask));
+    let mask = u64::from_str_radix(mask.expect("a mask").trim(), 16).expect("a mask");
+    mask >> (signal as i32 - 1) & 1 == 1
+}
+
 /// Waits until the child has a handler for `signal`.
 pub fn await_caught(child: &Child, signal: Signal) {
     let start = Instant::now();
-    let path = format!("/proc/{}/status", child.id());
-    let listens = || {
-        let status = std::fs::read_to_string(&path).expect("a running child");
-        let mask = status.lines().find_map(|l| l.strip_prefix("SigCgt:"));
-        let mask = u64::from_str_radix(mask.expect("a mask").trim(), 16).expect("a mask");
-        mask >> (signal as i32 - 1) & 1 == 1
-    };
-    while !listens() {
+    let process = child.id().to_string();
+    while !in_mask(&process, "SigCgt:", signal) {
         assert!(start.elapsed() < HANGS, "it never listens");
         thread::sleep(Duration::from_millis(2));
     }
@@ -161,10 +164,7 @@ pub fn await_caught(child: &Child, signal: Signal) {
 /// Whether `signal` is ignored here, as SIGINT is in what a shell runs in the background: then it is in every child,
 /// and stays so.
 pub fn ignored(signal: Signal) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").expect("our own status");
-    let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
-    let mask = u64::from_str_radix(mask.expect("a mask").trim(), 16).expect("a mask");
-    let ignored = mask >> (signal as i32 - 1) & 1 == 1;
+    let ignored = in_mask("self", "SigIgn:", signal);
     if ignored {
         println!("skipped: {signal} is ignored where these tests run");
     }

@@ -10,7 +10,7 @@
 //! a small one is as harmful as in a large one. A parameter counts by its squared noise by its squared gradient, and by
 //! its share of all numbers.
 
-use leanstream_core::act::importance::importance;
+use leanstream_core::act::importance as act;
 use leanstream_core::act::pool::TensorId;
 
 use super::net::{Input, Net, Step};
@@ -238,7 +238,7 @@ impl Importance {
         held.and(group).map_or(0.0, |group| {
             let rows = by(self)[..n].iter().zip(&self.ranges[..n]);
             let rows = rows.map(|(factor, ranges)| (*factor, *ranges));
-            f64::from(importance(group as u32, rows))
+            f64::from(act::importance(group as u32, rows))
         })
     }
 
@@ -294,12 +294,8 @@ impl Importance {
 /// What noise in the gradient of parameter `index` counts, where that is `squared` long, squared: its share of all
 /// numbers by that.
 pub(super) fn weight(net: &Net, index: usize, squared: f64) -> f64 {
-    let param = &net.params[index];
-    if squared.is_finite() && squared > 0.0 {
-        param.len as f64 / net.count() as f64 / squared
-    } else {
-        0.0
-    }
+    let share = net.params[index].len as f64 / net.count() as f64;
+    act::weight(share, squared)
 }
 
 fn mean_square(x: &[f32]) -> f64 {

@@ -217,12 +217,3 @@ impl Importance {
         }
     }
 }
-
-/// What noise counts in a gradient that is `squared` long, squared, of a `share` of all parameters.
-pub fn weight(share: f64, squared: f64) -> f32 {
-    if squared.is_finite() && squared > 0.0 {
-        (share / squared) as f32
-    } else {
-        0.0
-    }
-}

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use leanstream_core::act::codec::Counter;
+use leanstream_core::act::importance::weight;
 use leanstream_core::plan::{Linear, VectorId};
 use leanstream_core::quant::QuantType;
 
-use super::importance;
 use super::net::{Net, Site};
 use super::params::{Params, Scheme};
 use super::store::{Held, Store};
@@ -250,7 +250,7 @@ impl<'a> Linears<'a> {
             return 0.0;
         }
         let share = at.len() as f64 / self.params.count as f64;
-        importance::weight(share, sum_squares(self.team, self.vector, &self.grads[at]))
+        weight(share, sum_squares(self.team, self.vector, &self.grads[at])) as f32
     }
 
     /// `dx (+)= dy W`, and through the adapter, whose [`Linears::gradients`] came just before.
