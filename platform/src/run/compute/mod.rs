@@ -15,7 +15,7 @@ use leanstream_core::units::SlotId;
 
 use super::pass::{Order, Phase, Shared, split};
 use super::units::{column_chunks, dot_chunks};
-use crate::pool::Pool;
+use crate::pool::{Job, Pool};
 use units::{Ahead, Running, Tracing};
 use waits::Waits;
 
@@ -189,10 +189,20 @@ impl Cpu {
             Phase::Input if shared.one_logit(step) => 1,
             Phase::Input | Phase::Store | Phase::Add => tokens.div_ceil(TOKENS_PER_CHUNK),
         };
-        if ahead || phase == Phase::Choose {
+        let decides = matches!(phase, Phase::Choose | Phase::Foresee);
+        if ahead || decides {
             self.since = Instant::now();
         }
-        self.pool.begin(order.task(chunks));
+        let task = order.task(chunks);
+        if chunks == 1 {
+            // Done before another thread has heard of it, and what it writes is needed here.
+            shared.run(task, 0, 0);
+        } else {
+            self.pool.begin(task);
+        }
+        if decides {
+            self.deciding += self.since.elapsed();
+        }
         self.running = Some(Step { phase, ahead });
     }
 }

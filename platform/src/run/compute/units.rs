@@ -159,14 +159,8 @@ impl Cpu {
     /// Goes on after `phase` of a sparse step.
     pub(super) fn unit_phase(&mut self, phase: Phase, ahead: bool) {
         self.running = None;
-        if ahead || phase == Phase::Choose {
-            let took = self.since.elapsed();
-            if ahead {
-                self.ahead.took += took;
-            }
-            if matches!(phase, Phase::Choose | Phase::Foresee) {
-                self.deciding += took;
-            }
+        if ahead {
+            self.ahead.took += self.since.elapsed();
         }
         match phase {
             _ if ahead => self.ahead.next = self.after(phase),

@@ -38,6 +38,9 @@ fn sketch_margin(sketch: QuantType) -> f32 {
     }
 }
 
+/// How far below zero a gate may be seen ahead, in units of the layer's root mean square, for its unit to be named.
+const LIKELY_LEAST: f32 = -0.25;
+
 /// Size of an activation as far as the gate tells; times `|up . x|` and the column's norm it is what a neuron adds.
 fn size(act: Activation, gate: f32) -> f32 {
     match act {
@@ -49,15 +52,32 @@ fn size(act: Activation, gate: f32) -> f32 {
     }
 }
 
-/// Puts the `count` largest in front, in order; how many there are.
-fn most(units: &mut [Foreseen], count: usize, size: impl Fn(&Foreseen) -> f32) -> usize {
-    let by = |a: &Foreseen, b: &Foreseen| size(b).total_cmp(&size(a)).then(a.index.cmp(&b.index));
-    if count < units.len() {
-        units.select_nth_unstable_by(count, by);
+/// Puts the `count` units of largest size from `units` into `most`, the largest first, equal ones to a sixteenth
+/// of an octave in their order; how many there are. Sizes aren't negative.
+fn pick_most(
+    units: &[Foreseen],
+    most: &mut [Foreseen],
+    count: usize,
+    size: impl Fn(&Foreseen) -> f32,
+) -> usize {
+    // A counting sort: linear, and without branches that depend on the sizes. The bits of floats that aren't
+    // negative are in order.
+    let key = |unit: &Foreseen| size(unit).max(0.0).to_bits() >> 19;
+    let largest = units.iter().map(key).max().unwrap_or(0);
+    let place = |unit: &Foreseen| (largest - key(unit)).min(255) as usize;
+    let mut starts = [0u32; 257];
+    for unit in units {
+        starts[place(unit) + 1] += 1;
     }
-    let count = count.min(units.len());
-    units[..count].sort_unstable_by(by);
-    count
+    for bucket in 0..256 {
+        starts[bucket + 1] += starts[bucket];
+    }
+    for unit in units {
+        let start = &mut starts[place(unit)];
+        most[*start as usize] = *unit;
+        *start += 1;
+    }
+    count.min(units.len())
 }
 
 /// Columns are cut between threads at multiples of this.
@@ -92,6 +112,8 @@ pub struct UnitRoom {
     groups: Cells<[u32; 3]>,
     /// How many groups the layer has; valid once all are computed.
     group_count: AtomicU32,
+    /// Units of the next layer that may be used, as they stand in the file `(ff)`.
+    named: Cells<Foreseen>,
     /// Units of the next layer, likeliest first; `foreseen_count` of them.
     foreseen: Cells<Foreseen>,
     foreseen_count: AtomicU32,
@@ -125,6 +147,7 @@ impl UnitRoom {
             sums: Cells::new(groups * d),
             groups: Cells::new(groups),
             group_count: AtomicU32::new(0),
+            named: Cells::new(ff),
             foreseen: Cells::new(ff),
             foreseen_count: AtomicU32::new(0),
             packed,
@@ -134,7 +157,7 @@ impl UnitRoom {
     /// Bytes of [`UnitRoom::new`] beside the slots and what is [`Packed`].
     pub fn bytes(ff: u64, tokens: u64, d: u64) -> u64 {
         let groups = u64::from(groups_max(ff as u32));
-        let each = size_of::<Chosen>() + 4 + size_of::<Item>() + size_of::<Foreseen>();
+        let each = size_of::<Chosen>() + 4 + size_of::<Item>() + 2 * size_of::<Foreseen>();
         ff * each as u64 + ff.max(tokens * u64::from(Grouping::RUN)) * 4 + groups * (d * 4 + 12)
     }
 
@@ -287,14 +310,6 @@ impl Shared {
         let norms = room.packed.norms(layer);
         let chosen = own(&room.chosen, 0..ff);
         let mut count = 0;
-        let mut choose = |index: usize, importance: f32, share: f32| {
-            chosen[count] = Chosen {
-                index: index as u32,
-                importance,
-                share,
-            };
-            count += 1;
-        };
         let act = self.hyper.act;
         let sparse = act.sparse();
         if self.batch.prompt() {
@@ -309,7 +324,12 @@ impl Shared {
                     .count();
                 let share = active as f32 / tokens as f32;
                 if active > 0 || !sparse || room.packed.sketched() {
-                    choose(index, 0.0, if sparse { share } else { 1.0 });
+                    chosen[count] = Chosen {
+                        index: index as u32,
+                        importance: 0.0,
+                        share: if sparse { share } else { 1.0 },
+                    };
+                    count += 1;
                 }
             }
         } else {
@@ -325,10 +345,14 @@ impl Shared {
                 scores.copy_from_slice(g);
                 self.vector.scale(scores, scale);
             }
-            for (index, (&g, &norm)) in g.iter().zip(norms).enumerate() {
-                if g > least || !sparse {
-                    choose(index, size(act, g) * norm, 1.0);
-                }
+            // Without a branch: which gates are open can't be predicted.
+            for (index, (&g, &norm)) in (0u32..).zip(g.iter().zip(norms)) {
+                chosen[count] = Chosen {
+                    index,
+                    importance: size(act, g) * norm,
+                    share: 1.0,
+                };
+                count += usize::from((g > least) | !sparse);
             }
             if let Some(shape) = room.packed.shape() {
                 let scores = room.scores_wanted.then(|| own(&room.scores, 0..ff));
@@ -418,40 +442,42 @@ impl Shared {
         let rms = (self.vector.dot(g, g) / ff as f32)
             .sqrt()
             .max(f32::MIN_POSITIVE);
-        let foreseen = own(&room.foreseen, 0..ff);
+        let named = own(&room.named, 0..ff);
         let norms = room.packed.norms(layer);
         let mut count = 0;
         let mut likely = 0;
         // A neuron a little below zero may turn out above.
         let least = if self.hyper.act.sparse() {
-            -0.25 * rms
+            LIKELY_LEAST
         } else {
             f32::MIN
         };
-        for (index, &g) in g.iter().enumerate() {
-            if g > least {
-                foreseen[count] = Foreseen {
-                    index: index as u32,
-                    score: g / rms,
-                };
-                count += 1;
-                likely += usize::from(g > 0.0);
-            }
+        let scale = 1.0 / rms;
+        for (index, &g) in (0u32..).zip(g) {
+            let score = g * scale;
+            named[count] = Foreseen { index, score };
+            count += usize::from(score > least);
+            likely += usize::from(g > 0.0);
         }
         if let Some(shape) = room.packed.shape() {
-            (count, likely) = shape.foresee(layer, foreseen);
+            (count, likely) = shape.foresee(layer, named);
         }
-        let foreseen = &mut foreseen[..count];
+        let named = &named[..count];
+        let foreseen = own(&room.foreseen, 0..count);
         let wanted = match room.select {
             Select::Top(share) => {
                 let size = |unit: &Foreseen| unit.score.abs() * norms[unit.index as usize];
-                most(foreseen, (likely as f32 * share) as usize, size)
+                pick_most(named, foreseen, (likely as f32 * share) as usize, size)
             }
             Select::All if self.hyper.act.sparse() => {
-                most(foreseen, likely + likely / 4, |unit| unit.score)
+                let size = |unit: &Foreseen| unit.score - LIKELY_LEAST;
+                pick_most(named, foreseen, likely + likely / 4, size)
             }
             // All will be used: in the order of the file they make the fewest reads.
-            Select::All => count,
+            Select::All => {
+                foreseen.copy_from_slice(named);
+                count
+            }
         };
         room.foreseen_count.store(wanted as u32, Ordering::Relaxed);
     }
