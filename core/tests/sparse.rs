@@ -4,7 +4,7 @@
 use leanstream_core::port::ReadOutcome;
 use leanstream_core::sparse::retain::{Cause, Retain, Seen};
 use leanstream_core::sparse::store::slots_least;
-use leanstream_core::sparse::tables::{Bank, Foreseen, Sizes, Stat};
+use leanstream_core::sparse::tables::{Bank, Foreseen, Prior, Sizes};
 use leanstream_core::sparse::{Choice, Chosen, Counters, Grouping, Reach, Select, Store};
 use leanstream_core::stream::Worth;
 use leanstream_core::units::{FileId, ReadId};
@@ -89,7 +89,7 @@ fn run(machine: &Machine) -> (Counters, u64) {
         })
         .collect();
     let window = 16 << 10;
-    let stats = vec![Stat::new(0.2); (machine.banks * machine.units) as usize];
+    let stats = vec![Prior::new(0.2); (machine.banks * machine.units) as usize];
     let sizes = Sizes::of(&banks, machine.slots, machine.reads);
     let mut tables = Owned::new(banks.clone(), stats, sizes, machine.units);
     let mut store = Store::new(

@@ -6,7 +6,7 @@
 use leanstream_core::port::ReadOutcome;
 use leanstream_core::sparse::retain::{Name, Policy};
 use leanstream_core::sparse::store::slots_least;
-use leanstream_core::sparse::tables::{Bank, Foreseen, Sizes, Stat};
+use leanstream_core::sparse::tables::{Bank, Foreseen, Prior, Sizes};
 use leanstream_core::sparse::{Choice, Chosen, Grouping, Reach, Select, Store};
 use leanstream_core::units::{FileId, ReadId};
 use libfuzzer_sys::fuzz_target;
@@ -53,7 +53,7 @@ fn run(bytes: &mut Bytes<'_>) {
     let slot_count = slots_least(units) + bytes.below(units * bank_count + 1);
     // The store's contract: some units' use is counted, the others' isn't.
     let counted = bytes.below(total as u32 + 1) as usize;
-    let stats = vec![Stat::new(0.1); counted];
+    let stats = vec![Prior::new(0.1); counted];
     let read_count = 1 + bytes.below(20) as usize;
     let sizes = Sizes::of(&banks, slot_count, read_count);
     let mut tables = Owned::new(banks.clone(), stats, sizes, bytes.below(units + 1));

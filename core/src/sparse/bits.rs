@@ -8,6 +8,12 @@ pub(super) fn put(bits: &mut [u64], number: u32, is_in: bool) {
     *word = if is_in { *word | bit } else { *word & !bit };
 }
 
+/// Whether `number` is in the set.
+#[inline]
+pub(super) fn has(bits: &[u64], number: u32) -> bool {
+    bits[number as usize / 64] & (1 << (number % 64)) != 0
+}
+
 /// The lowest from `from` on and below `end`.
 #[inline]
 pub(super) fn lowest(bits: &[u64], from: u32, end: u32) -> Option<u32> {

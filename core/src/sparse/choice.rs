@@ -3,7 +3,7 @@
 use super::bits;
 use super::retain::{Cause, Retain};
 use super::store::Store;
-use super::tables::{Bank, Group, Item, Mark, Place, Stat, Wanted};
+use super::tables::{Bank, Group, Item, Place};
 use crate::stream::policy::Worth;
 use crate::units::SlotId;
 
@@ -12,9 +12,6 @@ pub const STAGES: u32 = 8;
 
 /// Units of a group, at most, so that few slots are enough.
 pub const GROUP_MAX: u32 = 256;
-
-/// Units that are looked over together for those that are listed: bytes count them.
-const BLOCK: u32 = 255;
 
 /// One unit that a layer uses.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -82,6 +79,7 @@ impl<R: Retain> Store<'_, R> {
             self.forget_ahead();
         }
         self.counters.chosen += choice.chosen.len() as u64;
+        self.bring(choice.bank);
         self.sort(&choice);
         self.select(first, choice.select);
         let size = match choice.grouping {
@@ -109,24 +107,21 @@ impl<R: Retain> Store<'_, R> {
             let mut missing = 0;
             for item in from..end {
                 let unit = first + self.items[item as usize].index;
-                let mut place = self.homes[unit as usize].place;
+                let mut place = self.units[unit as usize].place();
                 if place == Place::Resident && pins == 0 {
-                    let slot = SlotId(self.homes[unit as usize].slot);
+                    let slot = SlotId(self.units[unit as usize].slot);
                     self.unlist_unit(unit, slot);
                     self.evict(unit);
                     self.list(slot, Worth::EMPTY);
                     place = Place::Absent;
                 }
-                let home = &mut self.homes[unit as usize];
-                home.group = group as u16;
-                home.attempts = 0;
+                let entry = &mut self.units[unit as usize];
+                entry.choose(group as u16);
                 if place == Place::Resident {
-                    home.wanted = Wanted::Hit;
-                    let slot = SlotId(home.slot);
+                    let slot = SlotId(entry.slot);
                     self.hold(unit, slot);
                     pins -= 1;
                 } else {
-                    home.wanted = Wanted::Missed;
                     missing += 1;
                     bits::put(self.absent, unit, place == Place::Absent);
                     self.counters.late += u64::from(place == Place::Filling);
@@ -192,8 +187,8 @@ impl<R: Retain> Store<'_, R> {
         let mut kept = 0;
         for item in 0..self.count {
             let entry = self.items[item as usize];
-            let home = &self.homes[(first + entry.index) as usize];
-            if item < top || home.place != Place::Absent {
+            let place = self.units[(first + entry.index) as usize].place();
+            if item < top || place != Place::Absent {
                 self.sorted[kept as usize] = entry;
                 kept += 1;
             }
@@ -205,56 +200,65 @@ impl<R: Retain> Store<'_, R> {
 
     /// Ranks the units of a bank that its layer did not choose.
     fn pass_by(&mut self, bank: u32, scores: Option<&[f32]>) {
-        let all_fit = self.queue.len() >= self.homes.len();
+        let all_fit = self.queue.len() >= self.units.len();
         let rerank = self.policy.reranks() && !all_fit;
-        let Bank { first, count, .. } = self.banks[bank as usize];
+        let Bank {
+            first,
+            count,
+            unit_bytes,
+            ..
+        } = self.banks[bank as usize];
         // Units whose use isn't counted are neither foreseen nor ranked by anything but their use.
-        let end = (first + count).min(self.stats.len() as u32);
-        let asked = Mark::Ahead as u8 | if rerank { Mark::Plain as u8 } else { 0 };
-        let (slack, edge) = (self.policy.slack(), self.edge);
-        // What is listed and what of it moves is found without branches: neither can be predicted.
-        let mut listed = [0u8; 256];
-        let mut moved = [(0u8, Worth::EMPTY); 256];
+        let end = (first + count).min(self.priors.len() as u32);
+        let mut moved = [(0u32, Worth::EMPTY); 64];
         let mut from = first;
         while from < end {
-            let to = (from + BLOCK).min(end);
-            let mut found = 0u8;
-            for (unit, stat) in (0..BLOCK as u8).zip(&self.stats[from as usize..to as usize]) {
-                listed[usize::from(found)] = unit;
-                found += u8::from(stat.mark as u8 & asked != 0);
-            }
-            let mut moves = 0u8;
-            for &index in &listed[..usize::from(found)] {
-                let unit = from + u32::from(index);
-                let score = scores.map_or(f32::NAN, |scores| scores[(unit - first) as usize]);
-                let worth = self.worth(unit, score, Cause::Passed);
-                let Stat { listed, mark, .. } = self.stats[unit as usize];
-                // Most worths move a little with every token; what that would change isn't worth the
-                // moves. Nor is it where no eviction comes near before the layer runs again.
-                let near = listed.abs_diff(worth.0) <= slack;
-                let far = u16::from(listed.min(worth.0)) >= edge;
-                moved[usize::from(moves)] = (index, worth);
-                moves += u8::from((mark == Mark::Ahead) | !(near | far));
-            }
-            for &(index, worth) in &moved[..usize::from(moves)] {
-                self.pass_unit(bank, from + u32::from(index), worth);
-            }
+            let to = (from / 64 * 64 + 64).min(end);
+            let word = from as usize / 64;
+            let mask = (u64::MAX << (from % 64)) & (u64::MAX >> (63 - (to - 1) % 64));
+            let loose = self.loose[word] & mask;
+            let in_vain = loose & self.ahead[word];
+            self.ahead[word] &= !in_vain;
+            self.counters.bytes_redundant +=
+                u64::from(in_vain.count_ones()) * u64::from(unit_bytes);
+            let asked = if rerank { loose } else { in_vain };
+            self.pass_word(word as u32 * 64, asked, first, scores, &mut moved);
             from = to;
         }
     }
 
-    /// Lists a unit that its layer did not choose anew.
+    /// Ranks those units from `base` on whose bits are set.
     #[inline]
-    fn pass_unit(&mut self, bank: u32, unit: u32, worth: Worth) {
-        let home = &mut self.homes[unit as usize];
-        let slot = SlotId(home.slot);
-        if self.stats[unit as usize].mark == Mark::Ahead {
-            home.foreseen = false;
-            let bytes = self.banks[bank as usize].unit_bytes;
-            self.counters.bytes_redundant += u64::from(bytes);
+    fn pass_word(
+        &mut self,
+        base: u32,
+        asked: u64,
+        first: u32,
+        scores: Option<&[f32]>,
+        moved: &mut [(u32, Worth); 64],
+    ) {
+        // Which of them move is found without branches: it can't be predicted.
+        let (clock, edge, slack) = (self.clock, self.edge, self.policy.slack());
+        let by_prior = self.policy.by_prior();
+        let mut moves = 0;
+        let mut left = asked;
+        while left != 0 {
+            let unit = base + left.trailing_zeros();
+            left &= left - 1;
+            let score = scores.map_or(f32::NAN, |scores| scores[(unit - first) as usize]);
+            let entry = &mut self.units[unit as usize];
+            let prior = match by_prior {
+                true => self.priors[unit as usize].share(),
+                false => f32::NAN,
+            };
+            let seen = entry.seen(unit, clock, score, prior);
+            let worth = self.policy.worth(&seen, Cause::Passed).max(Worth::LEAST);
+            moved[moves % 64] = (unit, worth);
+            moves += usize::from(entry.rank(worth, slack, edge));
         }
-        self.counters.moved += 1;
-        self.unlist_unit(unit, slot);
-        self.list_unit(unit, slot, worth);
+        for &(unit, worth) in &moved[..moves] {
+            self.counters.moved += 1;
+            self.move_unit(unit, SlotId(self.units[unit as usize].slot), worth);
+        }
     }
 }

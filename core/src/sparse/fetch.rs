@@ -49,7 +49,7 @@ impl<R: Retain> Store<'_, R> {
             let first = self.banks[bank as usize].first;
             while self.cursor < self.count {
                 let index = self.items[self.cursor as usize].index;
-                if self.homes[(first + index) as usize].place == Place::Absent {
+                if self.units[(first + index) as usize].place() == Place::Absent {
                     return self.start(read, bank, index, None);
                 }
                 self.cursor += 1;
@@ -59,7 +59,7 @@ impl<R: Retain> Store<'_, R> {
             let foreseen = self.foreseen[self.ahead_next as usize];
             let bank = self.ahead_bank;
             let unit = self.banks[bank as usize].first + foreseen.index;
-            if self.homes[unit as usize].place != Place::Absent {
+            if !bits::has(self.named, unit) {
                 self.ahead_next += 1;
                 continue;
             }
@@ -79,13 +79,7 @@ impl<R: Retain> Store<'_, R> {
     fn joins(&self, unit: u32, group: u16, ahead: Option<Worth>) -> bool {
         // Units of later groups leave a group's worth of slots: whichever group comes first always
         // finds room, so that it ends and makes more.
-        ahead.is_some() || self.homes[unit as usize].group == group || self.listed > self.group_size
-    }
-
-    /// Whether `unit` is absent and named.
-    fn named(&self, unit: u32) -> bool {
-        let home = &self.homes[unit as usize];
-        home.named && home.place == Place::Absent
+        ahead.is_some() || self.units[unit as usize].group == group || self.listed > self.group_size
     }
 
     /// Starts a read around unit `index`, if there is a slot for it.
@@ -104,7 +98,7 @@ impl<R: Retain> Store<'_, R> {
             count,
         } = self.banks[bank as usize];
         let slot = self.take(ahead)?;
-        let group = self.homes[(bank_first + index) as usize].group;
+        let group = self.units[(bank_first + index) as usize].group;
         self.claim(bank_first + index, slot, read, ahead);
         let align = u64::from(self.reach.align);
         let bytes = u64::from(unit_bytes);
@@ -120,10 +114,12 @@ impl<R: Retain> Store<'_, R> {
         let mut next = bank_first + index + 1;
         loop {
             let end = bank_first + end.min(last.saturating_add(reach).saturating_add(1));
-            let found = match ahead {
-                None => bits::lowest(self.absent, next, end),
-                Some(_) => (next..end).find(|unit| self.named(*unit)),
+            let wanted = if ahead.is_some() {
+                &*self.named
+            } else {
+                &*self.absent
             };
+            let found = bits::lowest(wanted, next, end);
             let Some(unit) = found else { break };
             if self.joins(unit, group, ahead) {
                 let Some(slot) = self.take(ahead) else { break };
@@ -138,10 +134,12 @@ impl<R: Retain> Store<'_, R> {
         let mut next = bank_first + index;
         loop {
             let least = bank_first + least.max(first.saturating_sub(reach));
-            let found = match ahead {
-                None => bits::highest(self.absent, least, next),
-                Some(_) => (least..next).rev().find(|unit| self.named(*unit)),
+            let wanted = if ahead.is_some() {
+                &*self.named
+            } else {
+                &*self.absent
             };
+            let found = bits::highest(wanted, least, next);
             let Some(unit) = found else { break };
             if self.joins(unit, group, ahead) {
                 let Some(slot) = self.take(ahead) else { break };
@@ -179,11 +177,10 @@ impl<R: Retain> Store<'_, R> {
     fn claim(&mut self, unit: u32, slot: SlotId, read: ReadId, ahead: Option<Worth>) {
         self.fill(unit, slot, read);
         bits::put(self.absent, unit, false);
-        let home = &mut self.homes[unit as usize];
+        bits::put(self.named, unit, false);
         if let Some(worth) = ahead {
-            home.foreseen = true;
-            home.named = false;
-            home.group = u16::from(worth.0);
+            bits::put(self.ahead, unit, true);
+            self.units[unit as usize].group = u16::from(worth.0);
             self.coming += 1;
             self.counters.foreseen += 1;
         }
@@ -208,8 +205,12 @@ impl<R: Retain> Store<'_, R> {
                 self.unlist(slot);
                 return Some(slot);
             };
-            if self.homes[unit as usize].wanted != Wanted::No {
+            if self.units[unit as usize].wanted() != Wanted::No {
                 self.let_go(unit, slot);
+                continue;
+            }
+            if let Some(risen) = self.risen(unit, least) {
+                self.move_unit(unit, slot, risen);
                 continue;
             }
             self.unlist_unit(unit, slot);

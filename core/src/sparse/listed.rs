@@ -2,14 +2,12 @@
 //! its neighbours in both lists lie anywhere in memory; so a unit whose order can't matter soon stays where it
 //! is.
 
-use super::retain::{Cause, Retain, Seen};
-use super::store::{AGES, Store};
-use super::tables::{Home, Mark, Place, from_fixed, from_fixed_log};
+use super::bits;
+use super::retain::{Cause, Retain};
+use super::store::Store;
+use super::tables::{Bank, Foreseen, Place};
 use crate::stream::policy::Worth;
 use crate::units::{PieceId, ReadId, SlotId};
-
-/// log2 of what is left of a frequency after a token: of `1 - RHO`.
-const RHO_LOG2: f32 = -0.045_803_69;
 
 /// Worth of used units whose use isn't counted: so low that they take no slot from a unit that is used
 /// now and then. Those that were used again while they stayed outlast those used once, so that a long
@@ -29,58 +27,66 @@ pub(super) fn edge(policy: &impl Retain, taken: Worth) -> u16 {
 }
 
 impl<R: Retain> Store<'_, R> {
+    /// Whether the use of `unit` is counted.
+    #[inline]
+    fn counted(&self, unit: u32) -> bool {
+        (unit as usize) < self.priors.len()
+    }
+
     /// What the policy says of `unit`.
     #[inline]
     pub(super) fn worth(&mut self, unit: u32, score: f32, cause: Cause) -> Worth {
-        let Some(stat) = self.stats.get(unit as usize) else {
+        if !self.counted(unit) {
             return match cause {
                 Cause::Used { hit: true } => UNCOUNTED_AGAIN,
                 _ => UNCOUNTED,
             };
+        }
+        let prior = match self.policy.by_prior() {
+            true => self.priors[unit as usize].share(),
+            false => f32::NAN,
         };
-        let age = match stat.used {
-            0 => u32::MAX,
-            used => self.clock - used,
-        };
-        let since = if stat.used == 0 { 0 } else { age };
-        let faded = since.min(AGES as u32 - 1) as f32 * RHO_LOG2;
-        let seen = Seen {
-            unit,
-            frequency_log2: from_fixed_log(stat.log) + faded,
-            age,
-            score,
-            prior: from_fixed(stat.prior),
-            next: u32::MAX,
-        };
-        let worth = self.policy.worth(&seen, cause);
-        Worth(worth.0.max(Worth::LEAST.0))
+        let seen = self.units[unit as usize].seen(unit, self.clock, score, prior);
+        self.policy.worth(&seen, cause).max(Worth::LEAST)
     }
 
-    /// Lists the slot of a resident unit.
+    /// Reads what is known of a bank's units, so that it is near when decisions ask for it: in order, which a processor
+    /// does many times faster than it fetches one entry after the other, each when the code has decided that it needs it.
+    #[inline]
+    pub(super) fn bring(&self, bank: u32) {
+        let Bank { first, count, .. } = self.banks[bank as usize];
+        let units = &self.units[first as usize..(first + count) as usize];
+        // Four entries come at once.
+        let seen = units
+            .iter()
+            .step_by(4)
+            .fold(0, |seen, unit| seen ^ unit.slot);
+        core::hint::black_box(seen);
+    }
+
+    /// Lists the slot of a resident unit that is in no list.
     #[inline]
     pub(super) fn list_unit(&mut self, unit: u32, slot: SlotId, worth: Worth) {
-        if let Some(stat) = self.stats.get_mut(unit as usize) {
-            (stat.listed, stat.mark) = (worth.0, Mark::Plain);
-        }
+        let entry = &mut self.units[unit as usize];
+        (entry.listed, entry.worth) = (worth.0, worth.0);
+        bits::put(self.loose, unit, true);
         self.list(slot, worth);
     }
 
-    /// Takes the slot of a resident unit out of its list.
+    /// Takes the slot of a resident unit that may be evicted out of its list.
     #[inline]
     pub(super) fn unlist_unit(&mut self, unit: u32, slot: SlotId) {
-        if let Some(stat) = self.stats.get_mut(unit as usize) {
-            stat.mark = Mark::Out;
-        }
+        self.units[unit as usize].listed = 0;
+        bits::put(self.loose, unit, false);
         self.unlist(slot);
     }
 
-    /// Keeps the slot of a resident unit that the running layer uses from being taken.
+    /// Keeps the slot of a resident unit that the running layer uses from being taken. Where order may lag
+    /// behind it stays in its list: it will hardly be listed far from it again.
     #[inline]
     pub(super) fn hold(&mut self, unit: u32, slot: SlotId) {
-        if let Some(stat) = self.stats.get_mut(unit as usize)
-            && u16::from(stat.listed) >= self.edge
-        {
-            stat.mark = Mark::Held;
+        if self.policy.slack() > 0 && self.counted(unit) {
+            bits::put(self.loose, unit, false);
             self.listed -= 1;
         } else {
             self.unlist_unit(unit, slot);
@@ -89,20 +95,41 @@ impl<R: Retain> Store<'_, R> {
 
     /// Takes a slot out of its list that is in one although it is held.
     pub(super) fn let_go(&mut self, unit: u32, slot: SlotId) {
-        if let Some(stat) = self.stats.get_mut(unit as usize)
-            && stat.mark == Mark::Held
-        {
-            stat.mark = Mark::Out;
+        let entry = &mut self.units[unit as usize];
+        if entry.listed != 0 {
+            entry.listed = 0;
             self.queue.remove(slot);
         }
     }
 
-    pub(super) fn mark_ahead(&mut self, unit: u32, foreseen: bool) {
-        if let Some(stat) = self.stats.get_mut(unit as usize)
-            && foreseen
-        {
-            stat.mark = Mark::Ahead;
+    /// Lists the slot of a unit that was held.
+    #[inline]
+    pub(super) fn list_again(&mut self, unit: u32, slot: SlotId, worth: Worth) {
+        if self.units[unit as usize].listed == 0 {
+            return self.list_unit(unit, slot, worth);
         }
+        bits::put(self.loose, unit, true);
+        self.listed += 1;
+        let (slack, edge) = (self.policy.slack(), self.edge);
+        if self.units[unit as usize].rank(worth, slack, edge) {
+            self.move_unit(unit, slot, worth);
+        }
+    }
+
+    /// Lists the slot of a unit that may be evicted under another worth.
+    #[inline]
+    pub(super) fn move_unit(&mut self, unit: u32, slot: SlotId, worth: Worth) {
+        let entry = &mut self.units[unit as usize];
+        (entry.listed, entry.worth) = (worth.0, worth.0);
+        self.unlist(slot);
+        self.list(slot, worth);
+    }
+
+    /// What a unit that is listed under `listed` is worth, if that is more.
+    #[inline]
+    pub(super) fn risen(&self, unit: u32, listed: Worth) -> Option<Worth> {
+        let worth = Worth(self.units[unit as usize].worth);
+        (worth > listed).then_some(worth)
     }
 
     /// Lists a slot, and keeps a capped worth to its cap.
@@ -123,9 +150,8 @@ impl<R: Retain> Store<'_, R> {
             self.queue.push(oldest, segment.below);
             self.listed += 1;
             let unit = self.queue.piece(oldest).expect("it has a worth");
-            if let Some(stat) = self.stats.get_mut(unit.0 as usize) {
-                stat.listed = segment.below.0;
-            }
+            let entry = &mut self.units[unit.0 as usize];
+            (entry.listed, entry.worth) = (segment.below.0, segment.below.0);
         }
     }
 
@@ -140,21 +166,30 @@ impl<R: Retain> Store<'_, R> {
 
     /// Forgets that `unit` is in memory. Its slot is in no list.
     pub(super) fn evict(&mut self, unit: u32) {
-        let home = &mut self.homes[unit as usize];
-        if home.foreseen {
+        if bits::has(self.ahead, unit) {
+            bits::put(self.ahead, unit, false);
             let bank = self.banks.partition_point(|bank| bank.first <= unit) - 1;
             self.counters.bytes_redundant += u64::from(self.banks[bank].unit_bytes);
         }
-        self.queue.set_piece(SlotId(home.slot), None);
-        *home = Home::default();
+        let entry = &mut self.units[unit as usize];
+        self.queue.set_piece(SlotId(entry.slot), None);
+        entry.evict();
+        if bits::has(self.likely, unit) && (self.ahead_count as usize) < self.foreseen.len() {
+            // It was needed for something surer, and is still likely to be used.
+            let index = unit - self.banks[self.ahead_bank as usize].first;
+            let score = f32::NAN;
+            self.foreseen[self.ahead_count as usize] = Foreseen { index, score };
+            self.ahead_count += 1;
+            bits::put(self.named, unit, true);
+        }
     }
 
     /// Gives `slot`, which is in no list, to `unit` of the running read.
     pub(super) fn fill(&mut self, unit: u32, slot: SlotId, read: ReadId) {
         self.queue.set_piece(slot, Some(PieceId(unit)));
-        let home = &mut self.homes[unit as usize];
-        home.slot = slot.0;
-        home.read = read.0 as u8;
-        home.place = Place::Filling;
+        let entry = &mut self.units[unit as usize];
+        entry.slot = slot.0;
+        entry.read = read.0 as u8;
+        entry.set_place(Place::Filling);
     }
 }

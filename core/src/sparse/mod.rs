@@ -21,6 +21,7 @@ mod log2;
 pub mod retain;
 pub mod store;
 pub mod tables;
+mod use_count;
 
 pub use choice::{Choice, Chosen, Grouping, Select};
 pub use counters::Counters;

@@ -17,10 +17,8 @@ use super::counters::Counters;
 use super::fetch::Reach;
 use super::listed::edge;
 use super::retain::{Cause, Retain};
-use super::tables::{
-    Bank, Foreseen, Group, Home, Item, Mark, Place, Read, Stat, Tables, Wanted, from_fixed,
-    to_fixed, to_fixed_log,
-};
+use super::tables::{Bank, Foreseen, Group, Item, Place, Prior, Read, SETS, Tables, Unit, Wanted};
+use super::use_count::{UseCount, faded};
 use crate::port::ReadOutcome;
 use crate::stream::policy::Worth;
 use crate::stream::queue::Queue;
@@ -28,12 +26,6 @@ use crate::units::{Extent, ReadId, SlotId};
 
 /// Times that a unit is read for a layer which waits for it.
 pub const ATTEMPTS_MAX: u8 = 3;
-
-/// Decay of the frequency per token.
-const RHO: f32 = 1.0 / 32.0;
-
-/// Ages whose decay is tabulated; beyond, little is left.
-pub(super) const AGES: usize = 256;
 
 /// Groups that a bank of `units` may be cut into.
 pub fn groups_max(units: u32) -> u32 {
@@ -81,10 +73,18 @@ pub struct Fault {
 /// See the [module](self).
 pub struct Store<'m, R> {
     pub(super) banks: &'m [Bank],
-    pub(super) homes: &'m mut [Home],
-    /// Units that the running layer uses and no read brings, as bits.
+    pub(super) units: &'m mut [Unit],
+    /// Units that the running layer uses and no read brings.
     pub(super) absent: &'m mut [u64],
-    pub(super) stats: &'m mut [Stat],
+    /// Resident units that may be evicted.
+    pub(super) loose: &'m mut [u64],
+    /// Units that were read, or are being read, on speculation, and haven't been used.
+    pub(super) ahead: &'m mut [u64],
+    /// Units that the last stage foresaw.
+    pub(super) likely: &'m mut [u64],
+    /// Those that are absent and that no read was started for.
+    pub(super) named: &'m mut [u64],
+    pub(super) priors: &'m [Prior],
     pub(super) queue: Queue<'m>,
     pub(super) items: &'m mut [Item],
     pub(super) sorted: &'m mut [Item],
@@ -94,10 +94,9 @@ pub struct Store<'m, R> {
     pub(super) policy: R,
     pub(super) reach: Reach,
     pub(super) counters: Counters,
-    decay: [f32; AGES],
+    uses: UseCount,
     /// The token that runs, from 1.
     pub(super) clock: u32,
-    pub(super) tokens: u32,
     pub(super) protected: u32,
     /// The highest worth of a slot that was taken in this pass.
     pub(super) taken: Worth,
@@ -141,9 +140,9 @@ impl<'m, R: Retain> Store<'m, R> {
     pub fn new(tables: Tables<'m>, policy: R, reach: Reach) -> Self {
         let Tables {
             banks,
-            homes,
-            stats,
-            absent,
+            units: entries,
+            priors,
+            bits,
             slots,
             items,
             sorted,
@@ -167,8 +166,8 @@ impl<'m, R: Retain> Store<'m, R> {
             reach.align.is_power_of_two(),
             "alignments are powers of two"
         );
-        assert_eq!(homes.len(), units as usize, "one home a unit");
-        assert!(stats.len() <= homes.len(), "one stat a unit at most");
+        assert_eq!(entries.len(), units as usize, "one entry a unit");
+        assert!(priors.len() <= entries.len(), "one prior a unit at most");
         assert!(sorted.len() >= items.len(), "room to sort in");
         assert!(
             groups.len() >= groups_max(largest) as usize && groups.len() <= usize::from(u16::MAX),
@@ -182,29 +181,32 @@ impl<'m, R: Retain> Store<'m, R> {
             slots.len() >= slots_least(largest) as usize,
             "too few slots for a group"
         );
-        assert!(absent.len() * 64 >= homes.len(), "one bit a unit");
-        homes.fill(Home::default());
-        absent.fill(0);
-        for stat in &mut *stats {
-            stat.mark = Mark::Out;
+        let words = entries.len().div_ceil(64);
+        assert!(bits.len() >= SETS * words, "a bit a unit in each set");
+        entries.fill(Unit::default());
+        for (entry, prior) in entries.iter_mut().zip(priors) {
+            *entry = Unit::new(*prior);
         }
+        bits.fill(0);
+        let (absent, bits) = bits.split_at_mut(words);
+        let (loose, bits) = bits.split_at_mut(words);
+        let (ahead, bits) = bits.split_at_mut(words);
+        let (likely, named) = bits.split_at_mut(words);
         reads.fill(Read::default());
         for (next, read) in (1..=u8::MAX).zip(&mut *reads) {
             read.next = next;
         }
         let listed = slots.len() as u32;
         let edge = edge(&policy, Worth::EMPTY);
-        let mut decay = [0.0; AGES];
-        let mut factor = 1.0;
-        for entry in &mut decay {
-            *entry = factor;
-            factor *= 1.0 - RHO;
-        }
         Self {
             banks,
-            homes,
+            units: entries,
             absent,
-            stats,
+            loose,
+            ahead,
+            likely,
+            named,
+            priors,
             queue: Queue::new(slots),
             items,
             sorted,
@@ -214,9 +216,8 @@ impl<'m, R: Retain> Store<'m, R> {
             policy,
             reach,
             counters: Counters::default(),
-            decay,
+            uses: UseCount::new(),
             clock: 0,
-            tokens: 1,
             protected: 0,
             taken: Worth::EMPTY,
             edge,
@@ -254,7 +255,7 @@ impl<'m, R: Retain> Store<'m, R> {
     /// Whether unit `index` of `bank` is in memory.
     pub fn resident(&self, bank: u32, index: u32) -> bool {
         let unit = self.banks[bank as usize].first + index;
-        self.homes[unit as usize].place == Place::Resident
+        self.units[unit as usize].place() == Place::Resident
     }
 
     /// A pass over `tokens` tokens begins.
@@ -264,7 +265,7 @@ impl<'m, R: Retain> Store<'m, R> {
     pub fn begin(&mut self, tokens: u32) {
         assert!(self.bank.is_none(), "layers end before the next pass");
         self.clock = self.clock.saturating_add(tokens);
-        self.tokens = tokens;
+        self.uses.begin(tokens);
         self.edge = edge(&self.policy, self.taken);
         self.taken = Worth::EMPTY;
     }
@@ -278,24 +279,27 @@ impl<'m, R: Retain> Store<'m, R> {
             return;
         }
         let first = self.banks[bank as usize].first;
-        let homes = &mut self.homes[first as usize..];
+        self.bring(bank);
         let mut count = 0;
-        for (place, unit) in self.foreseen.iter_mut().zip(units) {
-            *place = unit;
-            homes[unit.index as usize].named = true;
-            count += 1;
+        for unit in units.take(self.foreseen.len()) {
+            let number = first + unit.index;
+            let absent = self.units[number as usize].place() == Place::Absent;
+            self.foreseen[count] = unit;
+            count += usize::from(absent);
+            self.named[number as usize / 64] |= u64::from(absent) << (number % 64);
+            bits::put(self.likely, number, true);
         }
-        self.ahead_count = count;
+        self.ahead_count = count as u32;
     }
 
     pub(super) fn forget_ahead(&mut self) {
-        if self.ahead_count > 0 {
-            let first = self.banks[self.ahead_bank as usize].first;
-            let homes = &mut self.homes[first as usize..];
-            for unit in &self.foreseen[..self.ahead_count as usize] {
-                homes[unit.index as usize].named = false;
-            }
-        }
+        // Units of one bank at a time are foreseen.
+        let Some(&Bank { first, count, .. }) = self.banks.get(self.ahead_bank as usize) else {
+            return;
+        };
+        let words = first as usize / 64..(first + count).div_ceil(64) as usize;
+        self.named[words.clone()].fill(0);
+        self.likely[words].fill(0);
         self.ahead_next = 0;
         self.ahead_count = 0;
     }
@@ -346,12 +350,12 @@ impl<'m, R: Retain> Store<'m, R> {
         } = self.banks[bank as usize];
         for index in first..first + count {
             let unit = bank_first + index;
-            let home = self.homes[unit as usize];
-            if home.place != Place::Filling || u16::from(home.read) != read.0 {
+            let entry = self.units[unit as usize];
+            if entry.place() != Place::Filling || u16::from(entry.read) != read.0 {
                 continue;
             }
-            self.coming -= u32::from(home.foreseen);
-            let slot = SlotId(home.slot);
+            self.coming -= u32::from(bits::has(self.ahead, unit));
+            let slot = SlotId(entry.slot);
             let delivery = Delivery {
                 bank,
                 index,
@@ -361,7 +365,7 @@ impl<'m, R: Retain> Store<'m, R> {
             };
             if filled && deliver(delivery) {
                 self.counters.bytes_units += u64::from(unit_bytes);
-                self.arrived(unit, home);
+                self.arrived(unit);
             } else {
                 self.counters.corrupt += u64::from(filled);
                 self.lost(bank, index, slot);
@@ -369,15 +373,16 @@ impl<'m, R: Retain> Store<'m, R> {
         }
     }
 
-    fn arrived(&mut self, unit: u32, home: Home) {
-        self.homes[unit as usize].place = Place::Resident;
-        if home.wanted != Wanted::No {
-            let group = &mut self.groups[usize::from(home.group)];
+    fn arrived(&mut self, unit: u32) {
+        let entry = &mut self.units[unit as usize];
+        entry.set_place(Place::Resident);
+        let Unit { slot, group, .. } = *entry;
+        if entry.wanted() != Wanted::No {
+            let group = &mut self.groups[usize::from(group)];
             group.missing -= 1;
             self.ready += u32::from(group.missing == 0);
         } else {
-            self.list_unit(unit, SlotId(home.slot), Worth(home.group as u8));
-            self.mark_ahead(unit, home.foreseen);
+            self.list_unit(unit, SlotId(slot), Worth(group as u8));
         }
     }
 
@@ -385,14 +390,13 @@ impl<'m, R: Retain> Store<'m, R> {
         let unit = self.banks[bank as usize].first + index;
         self.queue.set_piece(slot, None);
         self.list(slot, Worth::EMPTY);
-        let home = &mut self.homes[unit as usize];
-        home.place = Place::Absent;
-        home.foreseen = false;
-        home.slot = SlotId::NONE.0;
-        if home.wanted != Wanted::No {
+        bits::put(self.ahead, unit, false);
+        let entry = &mut self.units[unit as usize];
+        entry.set_place(Place::Absent);
+        entry.slot = SlotId::NONE.0;
+        if entry.wanted() != Wanted::No {
             bits::put(self.absent, unit, true);
-            home.attempts += 1;
-            if home.attempts >= ATTEMPTS_MAX {
+            if entry.fail() >= ATTEMPTS_MAX {
                 self.fault = Some(Fault { bank, index });
             }
             self.cursor = 0;
@@ -418,7 +422,7 @@ impl<'m, R: Retain> Store<'m, R> {
             let bank = self.bank.expect("groups belong to a layer");
             let first = self.banks[bank as usize].first;
             for item in &mut self.items[group.first as usize..group.end as usize] {
-                item.slot = SlotId(self.homes[(first + item.index) as usize].slot);
+                item.slot = SlotId(self.units[(first + item.index) as usize].slot);
             }
             return Some(number);
         }
@@ -451,53 +455,34 @@ impl<'m, R: Retain> Store<'m, R> {
         assert!(started && !ended, "only a started group ends");
         self.groups[number as usize].ended = true;
         self.ended += 1;
+        let bank = self.bank.expect("groups belong to a layer");
+        let bank_first = self.banks[bank as usize].first;
         for item in first..end {
-            self.release(item);
+            self.release(bank_first, item);
         }
     }
 
-    /// Lists an item's unit again.
-    fn release(&mut self, item: u32) {
-        let bank = self.bank.expect("items belong to a layer");
+    /// Counts the use of an item's unit, of the bank that begins with unit `first`, and lists it again.
+    #[inline]
+    fn release(&mut self, first: u32, item: u32) {
         let Item { index, share, .. } = self.items[item as usize];
-        let unit = self.banks[bank as usize].first + index;
-        let home = &mut self.homes[unit as usize];
-        let Home {
-            slot,
-            wanted,
-            foreseen,
-            ..
-        } = *home;
-        home.wanted = Wanted::No;
-        home.foreseen = false;
-        self.counters.foreseen_used += u64::from(foreseen);
-        if let Some(stat) = self.stats.get_mut(unit as usize) {
-            let since = match stat.used {
-                0 => self.tokens,
+        let unit = first + index;
+        self.counters.foreseen_used += u64::from(bits::has(self.ahead, unit));
+        bits::put(self.ahead, unit, false);
+        let entry = &mut self.units[unit as usize];
+        let Unit { slot, used, .. } = *entry;
+        let hit = entry.wanted() == Wanted::Hit;
+        entry.set_wanted(Wanted::No);
+        if share > 0.0 {
+            let age = match used {
+                0 => self.uses.tokens(),
                 used => self.clock - used,
             };
-            let old = from_fixed(stat.frequency) * self.decay[(since as usize).min(AGES - 1)];
-            let weight = 1.0 - self.decay[(self.tokens as usize).min(AGES - 1)];
-            let frequency = old + share * weight;
-            stat.frequency = to_fixed(frequency);
-            stat.log = to_fixed_log(frequency);
-            if share > 0.0 {
-                stat.used = self.clock;
-            }
+            entry.log = self.uses.used(faded(entry.log, age), share);
+            entry.used = self.clock;
         }
-        let hit = wanted == Wanted::Hit;
         let worth = self.worth(unit, f32::NAN, Cause::Used { hit });
-        if let Some(stat) = self.stats.get_mut(unit as usize)
-            && stat.mark == Mark::Held
-        {
-            stat.mark = Mark::Plain;
-            self.listed += 1;
-            if u16::from(stat.listed.min(worth.0)) >= self.edge {
-                return;
-            }
-            self.unlist_unit(unit, SlotId(slot));
-        }
-        self.list_unit(unit, SlotId(slot), worth);
+        self.list_again(unit, SlotId(slot), worth);
     }
 
     /// Groups of the running layer that have not ended.
@@ -552,14 +537,13 @@ impl<'m, R: Retain> Store<'m, R> {
                 for item in from..if ended { from } else { end } {
                     let unit = first + self.items[item as usize].index;
                     bits::put(self.absent, unit, false);
-                    let home = &mut self.homes[unit as usize];
-                    home.wanted = Wanted::No;
-                    home.group = u16::from(Worth::LEAST.0);
-                    let Home { slot, foreseen, .. } = *home;
-                    if home.place == Place::Resident {
+                    let entry = &mut self.units[unit as usize];
+                    entry.set_wanted(Wanted::No);
+                    entry.group = u16::from(Worth::LEAST.0);
+                    let slot = entry.slot;
+                    if entry.place() == Place::Resident {
                         self.let_go(unit, SlotId(slot));
                         self.list_unit(unit, SlotId(slot), Worth::LEAST);
-                        self.mark_ahead(unit, foreseen);
                     }
                 }
             }

@@ -1,7 +1,10 @@
 //! The store's memory, lent in its constructor.
 
 use super::log2::log2;
+use super::retain::Seen;
 use super::store::groups_max;
+use super::use_count::faded;
+use crate::stream::policy::Worth;
 use crate::stream::tables::Slot;
 use crate::units::{FileId, SlotId};
 
@@ -25,12 +28,12 @@ pub struct Tables<'m> {
     /// In the order in which a pass comes by them; their units are numbered without gaps.
     pub banks: &'m [Bank],
     /// One a unit.
-    pub homes: &'m mut [Home],
+    pub units: &'m mut [Unit],
     /// One for each unit of the first banks: those whose use is counted. Units behind them are kept
-    /// by recency alone. What is in it is kept: [`Stat::new`] takes the calibrated prior.
-    pub stats: &'m mut [Stat],
-    /// One bit a unit.
-    pub absent: &'m mut [u64],
+    /// by recency alone.
+    pub priors: &'m [Prior],
+    /// Sets of units, [`SETS`] bits for each.
+    pub bits: &'m mut [u64],
     /// One a slot.
     pub slots: &'m mut [Slot],
     /// As many as a choice may have units.
@@ -45,13 +48,16 @@ pub struct Tables<'m> {
     pub foreseen: &'m mut [Foreseen],
 }
 
+/// Sets of units that a store keeps.
+pub const SETS: usize = 5;
+
 /// How many entries the [`Tables`] have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sizes {
-    /// Of `homes`.
-    pub homes: usize,
-    /// Of `absent`.
-    pub absent: usize,
+    /// Of `units`.
+    pub units: usize,
+    /// Of `bits`.
+    pub bits: usize,
     /// Of `slots`.
     pub slots: usize,
     /// Of `items` and of `sorted`; of `foreseen` it is enough.
@@ -67,8 +73,8 @@ impl Sizes {
     /// `reads` reads in flight.
     pub fn new(units: usize, choice: u32, slots: u32, reads: usize) -> Self {
         Self {
-            homes: units,
-            absent: units.div_ceil(64),
+            units,
+            bits: SETS * units.div_ceil(64),
             slots: slots as usize,
             items: choice as usize,
             groups: groups_max(choice) as usize,
@@ -87,8 +93,8 @@ impl Sizes {
     pub fn bytes(&self) -> u64 {
         let item = 2 * size_of::<Item>() + size_of::<Foreseen>();
         [
-            (self.homes, size_of::<Home>()),
-            (self.absent, size_of::<u64>()),
+            (self.units, size_of::<Unit>()),
+            (self.bits, size_of::<u64>()),
             (self.slots, size_of::<Slot>()),
             (self.items, item),
             (self.groups, size_of::<Group>()),
@@ -105,11 +111,11 @@ impl Sizes {
 pub(super) enum Place {
     /// Not in memory.
     #[default]
-    Absent,
+    Absent = 0,
     /// A read is bringing it to its slot.
-    Filling,
+    Filling = 1,
     /// In its slot.
-    Resident,
+    Resident = 2,
 }
 
 /// Whether the layer that runs has chosen a unit and hasn't used it yet.
@@ -117,116 +123,177 @@ pub(super) enum Place {
 pub(super) enum Wanted {
     /// It hasn't.
     #[default]
-    No,
+    No = 0,
     /// It has, and the unit was resident.
-    Hit,
+    Hit = 1,
     /// It has, and the unit was not resident.
-    Missed,
+    Missed = 2,
 }
 
-/// What the store remembers of every unit.
+/// What the store remembers of every unit: a quarter of a cache line, for units are asked for in no order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Home {
+#[repr(align(16))]
+pub struct Unit {
     pub(super) slot: u32,
-    /// While wanted: its group. While foreseen and not wanted: its worth.
-    pub(super) group: u16,
-    pub(super) read: u8,
-    pub(super) place: Place,
-    pub(super) wanted: Wanted,
-    /// It was read on speculation and hasn't been used.
-    pub(super) foreseen: bool,
-    /// A stage foresees it, and no read was started for it.
-    pub(super) named: bool,
-    pub(super) attempts: u8,
-}
-
-const _: () = assert!(size_of::<Home>() <= 12, "there is one for every unit");
-
-impl Default for Home {
-    fn default() -> Self {
-        Self {
-            slot: SlotId::NONE.0,
-            group: 0,
-            read: 0,
-            place: Place::Absent,
-            wanted: Wanted::No,
-            foreseen: false,
-            named: false,
-            attempts: 0,
-        }
-    }
-}
-
-/// Whether and why a unit is listed; bits of their own, so that several can be looked for at once.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Mark {
-    /// It isn't.
-    #[default]
-    Out = 0,
-    /// Since it was used or passed by.
-    Plain = 1,
-    /// Since it was foreseen; it hasn't been used.
-    Ahead = 2,
-    /// The running layer has chosen it. It will hardly be listed far from where it is, so it stays there, and
-    /// must not be taken.
-    Held = 4,
-}
-
-/// How often a unit is used, and what ranking all resident units of a layer needs beside it: that goes
-/// over this table alone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stat {
     /// The token that used it last; 0: none.
     pub(super) used: u32,
-    /// log2 of `frequency`, in the fixed point of [`to_fixed_log`].
+    /// log2 of the decayed share of tokens that use it, at the time of `used`, in the fixed point of
+    /// [`to_fixed_log`].
     pub(super) log: u16,
-    /// The worth that its slot is listed under, if it is.
+    /// While wanted: its group. While foreseen and not wanted: its worth.
+    pub(super) group: u16,
+    /// The worth that its slot is listed under; 0: under none.
     pub(super) listed: u8,
-    pub(super) mark: Mark,
-    /// Decayed share of tokens at the time of `used`, in 65535ths.
-    pub(super) frequency: u16,
-    pub(super) prior: u16,
+    /// The worth that it has: at least the one it is listed under, but for the policy's slack.
+    pub(super) worth: u8,
+    /// The read that brings it.
+    pub(super) read: u8,
+    /// Its [`Place`] in bits 0 and 1, [`Wanted`] in bits 2 and 3, times that reading it failed above them.
+    state: u8,
 }
 
-const _: () = assert!(size_of::<Stat>() <= 12, "there is one for every unit");
+const _: () = assert!(size_of::<Unit>() == 16, "there is one for every unit");
 
-impl Stat {
-    /// A unit that `prior` of the calibration's tokens used (0 to 1).
-    pub fn new(prior: f32) -> Self {
-        let prior = to_fixed(prior);
+impl Default for Unit {
+    fn default() -> Self {
+        Self::new(Prior::default())
+    }
+}
+
+impl Unit {
+    /// An absent unit.
+    pub(super) fn new(prior: Prior) -> Self {
         Self {
+            slot: SlotId::NONE.0,
             used: 0,
-            log: to_fixed_log(from_fixed(prior)),
+            log: to_fixed_log(prior.share()),
+            group: 0,
             listed: 0,
-            mark: Mark::Out,
-            frequency: prior,
-            prior,
+            worth: 0,
+            read: 0,
+            state: 0,
         }
     }
 
-    /// The share of the calibration's tokens.
-    pub fn prior(&self) -> f32 {
-        from_fixed(self.prior)
+    #[inline]
+    pub(super) fn place(&self) -> Place {
+        match self.state & 3 {
+            0 => Place::Absent,
+            1 => Place::Filling,
+            _ => Place::Resident,
+        }
+    }
+
+    #[inline]
+    pub(super) fn set_place(&mut self, place: Place) {
+        self.state = self.state & !3 | place as u8;
+    }
+
+    #[inline]
+    pub(super) fn wanted(&self) -> Wanted {
+        match self.state >> 2 & 3 {
+            0 => Wanted::No,
+            1 => Wanted::Hit,
+            _ => Wanted::Missed,
+        }
+    }
+
+    #[inline]
+    pub(super) fn set_wanted(&mut self, wanted: Wanted) {
+        self.state = self.state & !0xc | (wanted as u8) << 2;
+    }
+
+    /// Its layer has chosen it.
+    #[inline]
+    pub(super) fn choose(&mut self, group: u16) {
+        self.group = group;
+        let place = self.place();
+        let wanted = match place {
+            Place::Resident => Wanted::Hit,
+            _ => Wanted::Missed,
+        };
+        self.state = place as u8 | (wanted as u8) << 2;
+    }
+
+    /// Reading it has failed; how often that was since it was chosen, 15 at most.
+    pub(super) fn fail(&mut self) -> u8 {
+        if self.state < 0xf0 {
+            self.state += 0x10;
+        }
+        self.state >> 4
+    }
+
+    /// What a policy is told of it, as number `unit`, while token `clock` runs.
+    #[inline]
+    pub(super) fn seen(&self, unit: u32, clock: u32, score: f32, prior: f32) -> Seen {
+        let (age, since) = match self.used {
+            0 => (u32::MAX, 0),
+            used => (clock - used, clock - used),
+        };
+        Seen {
+            unit,
+            frequency_log2: from_fixed_log(faded(self.log, since)),
+            age,
+            score,
+            prior,
+            next: u32::MAX,
+        }
+    }
+
+    /// Notes what it is worth now; whether its slot, which is in a list, has to be listed anew. Where order may lag
+    /// behind (`slack`), a unit whose worth has risen stays where it is until its turn to be evicted comes; so does one whose
+    /// worth has fallen a little, and one that is still above everything that is evicted before its layer
+    /// runs again (from `edge` on).
+    #[inline]
+    pub(super) fn rank(&mut self, worth: Worth, slack: u8, edge: u16) -> bool {
+        self.worth = worth.0;
+        let fallen = self.listed.saturating_sub(slack) > worth.0;
+        let far = u16::from(worth.0) >= edge;
+        let differs = self.listed != worth.0;
+        (fallen & !far) | (differs & (slack == 0))
+    }
+
+    /// It isn't in memory any more.
+    #[inline]
+    pub(super) fn evict(&mut self) {
+        (self.slot, self.listed, self.state) = (SlotId::NONE.0, 0, 0);
+    }
+}
+
+/// The share of the calibration's tokens that used a unit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Prior(u16);
+
+impl Prior {
+    /// The nearest to `share` (0 to 1).
+    pub fn new(share: f32) -> Self {
+        Self(to_fixed(share))
+    }
+
+    /// The share.
+    #[inline]
+    pub fn share(&self) -> f32 {
+        from_fixed(self.0)
     }
 }
 
 /// A share as 65535ths.
 #[inline]
-pub(super) fn to_fixed(share: f32) -> u16 {
+fn to_fixed(share: f32) -> u16 {
     // The cast saturates, and makes 0 of NaN.
     (share * 65535.0 + 0.5) as u16
 }
 
 /// 65535ths as a share.
 #[inline]
-pub(super) fn from_fixed(fixed: u16) -> f32 {
+fn from_fixed(fixed: u16) -> f32 {
     f32::from(fixed) * (1.0 / 65535.0)
 }
 
 /// log2 of what counts as never, far below a 65535th.
 const LOG_LEAST: f32 = -32.0;
 /// Steps of an octave.
-const LOG_STEPS: f32 = 2048.0;
+pub(super) const LOG_STEPS: f32 = 2048.0;
 
 /// log2 of a share from 0 to 1, in 2048ths above -32.
 #[inline]
@@ -313,12 +380,53 @@ mod tests {
         };
         let sizes = Sizes::of(&[bank(0, 700), bank(700, 30)], 600, 5);
         assert_eq!(sizes, Sizes::new(730, 700, 600, 5));
-        assert_eq!((sizes.homes, sizes.items, sizes.slots), (730, 700, 600));
+        assert_eq!((sizes.units, sizes.items, sizes.slots), (730, 700, 600));
         assert_eq!(sizes.groups, groups_max(700) as usize);
         let none = Sizes::new(0, 1, 0, 0).bytes();
         let one = Sizes::new(1, 1, 0, 0).bytes();
-        assert_eq!(one - none, (size_of::<Home>() + size_of::<u64>()) as u64);
+        assert_eq!(
+            one - none,
+            (size_of::<Unit>() + SETS * size_of::<u64>()) as u64
+        );
         assert_eq!(Sizes::of(&[], 0, 0).items, 0);
+    }
+
+    #[test]
+    fn a_unit_knows_its_state() {
+        let mut unit = Unit::new(Prior::new(0.5));
+        let log = unit.log;
+        assert_eq!((unit.place(), unit.wanted()), (Place::Absent, Wanted::No));
+        unit.choose(700);
+        assert_eq!(
+            (unit.place(), unit.wanted()),
+            (Place::Absent, Wanted::Missed)
+        );
+        for failed in 1..=20 {
+            assert_eq!(unit.fail(), failed.min(15));
+        }
+        assert_eq!(
+            (unit.place(), unit.wanted()),
+            (Place::Absent, Wanted::Missed)
+        );
+        for place in [
+            Place::Filling,
+            Place::Resident,
+            Place::Absent,
+            Place::Resident,
+        ] {
+            unit.set_place(place);
+            assert_eq!((unit.place(), unit.wanted()), (place, Wanted::Missed));
+        }
+        unit.choose(1);
+        assert_eq!(
+            (unit.wanted(), unit.group, unit.fail()),
+            (Wanted::Hit, 1, 1)
+        );
+        unit.set_wanted(Wanted::No);
+        assert_eq!((unit.place(), unit.wanted()), (Place::Resident, Wanted::No));
+        unit.evict();
+        assert_eq!((unit.place(), unit.wanted()), (Place::Absent, Wanted::No));
+        assert_eq!((unit.slot, unit.log), (SlotId::NONE.0, log));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use leanstream_core::port::ReadOutcome;
 use leanstream_core::sparse::retain::{Cause, Name, Policy, Retain, Seen, Segment};
 use leanstream_core::sparse::store::slots_least;
-use leanstream_core::sparse::tables::{Bank, Foreseen, Sizes, Stat};
+use leanstream_core::sparse::tables::{Bank, Foreseen, Prior, Sizes};
 use leanstream_core::sparse::{Choice, Chosen, Counters, Grouping, Reach, Select, Store};
 use leanstream_core::stream::Worth;
 use leanstream_core::units::{FileId, ReadId};
@@ -121,6 +121,14 @@ impl Retain for Told<'_> {
         self.policy.reranks()
     }
 
+    fn slack(&self) -> u8 {
+        self.policy.slack()
+    }
+
+    fn by_prior(&self) -> bool {
+        self.policy.by_prior()
+    }
+
     fn speculates(&self) -> bool {
         self.foresight && self.policy.speculates()
     }
@@ -148,7 +156,7 @@ fn counts(run: &Run, name: Name, slots: u32, foresight: bool) -> Counters {
         .collect();
     let priors = (0..total).map(|unit| run.prior(unit));
     let token = Cell::new(0);
-    let stats = priors.clone().map(Stat::new).collect();
+    let stats = priors.clone().map(Prior::new).collect();
     let sizes = Sizes::of(&banks, slots, 8);
     let mut tables = Owned::new(banks, stats, sizes, UNITS);
     let mut store = Store::new(

@@ -1,16 +1,16 @@
 //! Memory for a store, for tests and fuzzing.
 
 use leanstream_core::sparse::tables::{
-    Bank, Foreseen, Group, Home, Item, Read, Sizes, Stat, Tables,
+    Bank, Foreseen, Group, Item, Prior, Read, Sizes, Tables, Unit,
 };
 use leanstream_core::stream::tables::Slot;
 
 /// The tables, owned.
 pub struct Owned {
     banks: Vec<Bank>,
-    homes: Vec<Home>,
-    absent: Vec<u64>,
-    stats: Vec<Stat>,
+    units: Vec<Unit>,
+    bits: Vec<u64>,
+    priors: Vec<Prior>,
     slots: Vec<Slot>,
     items: Vec<Item>,
     sorted: Vec<Item>,
@@ -20,13 +20,13 @@ pub struct Owned {
 }
 
 impl Owned {
-    /// For `banks`, the first units of which have `stats`; `sizes` is for them, and a stage foresees up to
+    /// For `banks`, the first units of which have `priors`; `sizes` is for them, and a stage foresees up to
     /// `foreseen` units.
-    pub fn new(banks: Vec<Bank>, stats: Vec<Stat>, sizes: Sizes, foreseen: u32) -> Self {
+    pub fn new(banks: Vec<Bank>, priors: Vec<Prior>, sizes: Sizes, foreseen: u32) -> Self {
         Self {
-            homes: vec![Home::default(); sizes.homes],
-            absent: vec![0; sizes.absent],
-            stats,
+            units: vec![Unit::default(); sizes.units],
+            bits: vec![0; sizes.bits],
+            priors,
             slots: vec![Slot::default(); sizes.slots],
             items: vec![Item::default(); sizes.items],
             sorted: vec![Item::default(); sizes.items],
@@ -41,9 +41,9 @@ impl Owned {
     pub fn lend(&mut self) -> Tables<'_> {
         Tables {
             banks: &self.banks,
-            homes: &mut self.homes,
-            absent: &mut self.absent,
-            stats: &mut self.stats,
+            units: &mut self.units,
+            bits: &mut self.bits,
+            priors: &self.priors,
             slots: &mut self.slots,
             items: &mut self.items,
             sorted: &mut self.sorted,

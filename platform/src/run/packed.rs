@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use leanstream_core::pack::{self, Down, PackedHead, PackedLayer, Place, SCALE_GROUP};
 use leanstream_core::plan::Head;
 use leanstream_core::quant::QuantType;
-use leanstream_core::sparse::tables::Stat;
+use leanstream_core::sparse::tables::Prior;
 
 use super::head::HeadParts;
 use crate::cpu::units::{Columns, Stored};
@@ -27,7 +27,7 @@ pub struct Packed {
     blocks: Vec<u16>,
     /// Mean of `|up . x| * |down|` of each unit when it is active `(layers, ff)`.
     norms: Vec<f32>,
-    stats: Vec<Stat>,
+    priors: Vec<Prior>,
     /// Scales and minimums `(ff / 32, d)` of each layer that has them.
     halves: Vec<u16>,
     /// Where each layer's scales and minimums begin and end in `halves`.
@@ -78,7 +78,7 @@ impl Packed {
             ff,
             blocks: Vec::with_capacity(units),
             norms: Vec::with_capacity(units),
-            stats: Vec::with_capacity(units),
+            priors: Vec::with_capacity(units),
             halves: Vec::with_capacity(halves),
             starts: Vec::with_capacity(layers.len()),
             head: head.map(|(_, place)| place),
@@ -112,7 +112,7 @@ impl Packed {
                 if !(0.0..=1.0).contains(&prior) {
                     return Err(damaged("a share of tokens outside 0 to 1"));
                 }
-                packed.stats.push(Stat::new(prior));
+                packed.priors.push(Prior::new(prior));
             }
             for norm in floats.take(ff) {
                 if !(norm.is_finite() && norm >= 0.0) {
@@ -162,20 +162,21 @@ impl Packed {
     pub fn bytes(&self) -> u64 {
         let halves = (self.blocks.capacity() + self.halves.capacity()) * 2;
         let norms = self.norms.capacity() * 4;
-        let stats = self.stats.capacity() * size_of::<Stat>();
+        let priors = self.priors.capacity() * size_of::<Prior>();
         let layers = self.layers.capacity() * (size_of::<PackedLayer>() + size_of::<[usize; 3]>());
         let parts = self.head_parts.as_ref();
         let errors = parts.map_or(0, |parts| parts.errors.capacity() * 4);
         let shape = self.shape.as_ref().map_or(0, Shape::bytes);
-        (halves + norms + stats + layers + errors) as u64 + shape
+        (halves + norms + priors + layers + errors) as u64 + shape
     }
 
     /// Lets `shape` say which units decoded tokens use, and what a calibration would have found.
     pub fn stand_in(&mut self, shape: Shape) {
         let units = (0..self.layers.len() as u32)
             .flat_map(|layer| (0..self.ff as u32).map(move |unit| (layer, unit)));
-        for ((layer, unit), (stat, norm)) in units.zip(self.stats.iter_mut().zip(&mut self.norms)) {
-            *stat = Stat::new(shape.prior(layer, unit));
+        for ((layer, unit), (prior, norm)) in units.zip(self.priors.iter_mut().zip(&mut self.norms))
+        {
+            *prior = Prior::new(shape.prior(layer, unit));
             *norm = shape.mean(layer, unit);
         }
         self.shape = Some(shape);
@@ -236,12 +237,12 @@ impl Packed {
 
     /// Share of the calibration's tokens that used each unit `(layers, ff)`, until the store has them.
     pub fn priors(&self) -> impl Iterator<Item = f32> + '_ {
-        self.stats.iter().map(Stat::prior)
+        self.priors.iter().map(Prior::share)
     }
 
     /// The calibrated use of all units, for the store to go on with.
-    pub fn take_stats(&mut self) -> Vec<Stat> {
-        std::mem::take(&mut self.stats)
+    pub fn take_priors(&mut self) -> Vec<Prior> {
+        std::mem::take(&mut self.priors)
     }
 
     /// Source block of each unit of a layer `(ff)`.

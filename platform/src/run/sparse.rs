@@ -1,7 +1,7 @@
 //! The tables that the store of a packed model's units works in.
 
 use leanstream_core::sparse::tables::{
-    Bank, Foreseen, Group, Home, Item, Read, Sizes, Stat, Tables,
+    Bank, Foreseen, Group, Item, Prior, Read, Sizes, Tables, Unit,
 };
 use leanstream_core::stream::tables::Slot;
 
@@ -11,9 +11,9 @@ use super::packed::Packed;
 /// The store's memory.
 pub struct UnitTables {
     banks: Vec<Bank>,
-    homes: Vec<Home>,
-    absent: Vec<u64>,
-    stats: Vec<Stat>,
+    units: Vec<Unit>,
+    bits: Vec<u64>,
+    priors: Vec<Prior>,
     slots: Vec<Slot>,
     items: Vec<Item>,
     sorted: Vec<Item>,
@@ -48,15 +48,15 @@ impl UnitTables {
         banks.extend(layers.chain(head));
         let (units, reads) = (packed.units(), usize::from(plan.reads_max));
         let sizes = Sizes::new(units, ff as u32, plan.slots, reads);
-        Self::of(banks, packed.take_stats(), sizes)
+        Self::of(banks, packed.take_priors(), sizes)
     }
 
-    /// Tables of these sizes for `banks`, the first units of which have `stats`.
-    pub fn of(banks: Vec<Bank>, stats: Vec<Stat>, sizes: Sizes) -> Self {
+    /// Tables of these sizes for `banks`, the first units of which have `priors`.
+    pub fn of(banks: Vec<Bank>, priors: Vec<Prior>, sizes: Sizes) -> Self {
         Self {
-            homes: vec![Home::default(); sizes.homes],
-            absent: vec![0; sizes.absent],
-            stats,
+            units: vec![Unit::default(); sizes.units],
+            bits: vec![0; sizes.bits],
+            priors,
             slots: vec![Slot::default(); sizes.slots],
             items: vec![Item::default(); sizes.items],
             sorted: vec![Item::default(); sizes.items],
@@ -67,7 +67,7 @@ impl UnitTables {
         }
     }
 
-    /// Bytes of all but the slots' table, and the stats, which the model was charged for.
+    /// Bytes of all but the slots' table, and the priors, which the model was charged for.
     pub fn bytes(layers: u64, ff: u64, head_rows: u64) -> u64 {
         let sizes = Sizes::new((layers * ff + head_rows) as usize, ff as u32, 0, 256);
         sizes.bytes() + (layers + 1) * size_of::<Bank>() as u64
@@ -75,16 +75,16 @@ impl UnitTables {
 
     /// The share of calibration tokens that used each unit.
     pub fn priors(&self) -> impl Iterator<Item = f32> + Clone {
-        self.stats.iter().map(Stat::prior)
+        self.priors.iter().map(Prior::share)
     }
 
     /// Lends them.
     pub fn lend(&mut self) -> Tables<'_> {
         Tables {
             banks: &self.banks,
-            homes: &mut self.homes,
-            absent: &mut self.absent,
-            stats: &mut self.stats,
+            units: &mut self.units,
+            bits: &mut self.bits,
+            priors: &self.priors,
             slots: &mut self.slots,
             items: &mut self.items,
             sorted: &mut self.sorted,

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use leanstream_core::port::ReadOutcome;
 use leanstream_core::sparse::retain::{Cause, Name, Policy, Refine, Retain, Seen, Segment};
 use leanstream_core::sparse::store::slots_least;
-use leanstream_core::sparse::tables::{Bank, Foreseen, Sizes, Stat};
+use leanstream_core::sparse::tables::{Bank, Foreseen, Prior, Sizes};
 use leanstream_core::sparse::{
     Choice, Chosen, Counters, Grouping, Reach, ReadRequest, Select, Store,
 };
@@ -149,6 +149,10 @@ impl Retain for Told<'_> {
         self.policy.slack()
     }
 
+    fn by_prior(&self) -> bool {
+        self.policy.by_prior()
+    }
+
     fn speculates(&self) -> bool {
         self.policy.speculates()
     }
@@ -240,9 +244,9 @@ pub fn simulate(sets: &Sets, name: Name, slots: u32, machine: Machine, warm: u32
     let priors = sets.frequencies(warm);
     let token = Cell::new(0);
     let units = sets.units as usize;
-    let stats = priors.iter().map(|&prior| Stat::new(prior)).collect();
+    let shares = priors.iter().map(|&prior| Prior::new(prior)).collect();
     let sizes = Sizes::of(&banks, slots, usize::from(machine.reads_max));
-    let mut tables = UnitTables::of(banks, stats, sizes);
+    let mut tables = UnitTables::of(banks, shares, sizes);
     let window = WINDOW.max(machine.unit_bytes.next_multiple_of(machine.align) + 2 * machine.align);
     let mut store = Store::new(
         tables.lend(),

@@ -44,6 +44,10 @@ impl Fixed {
 }
 
 impl Retain for Fixed {
+    fn by_prior(&self) -> bool {
+        true
+    }
+
     fn worth(&mut self, seen: &Seen, cause: Cause) -> Worth {
         match cause {
             _ if seen.prior >= self.hot => Worth::MOST,

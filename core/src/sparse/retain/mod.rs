@@ -51,7 +51,8 @@ pub struct Seen {
     /// The gate's pre-activation in units of its layer's root mean square for this token (so it is
     /// comparable between layers), or NaN where it isn't known.
     pub score: f32,
-    /// Share of calibration tokens that used it, from the pack.
+    /// Share of calibration tokens that used it, from the pack, for policies that go [by it](Retain::by_prior); NaN
+    /// otherwise.
     pub prior: f32,
     /// Tokens until its next use, where an oracle knows (replay); `u32::MAX` otherwise.
     pub next: u32,
@@ -83,6 +84,11 @@ pub trait Retain {
     /// any, units far above what is evicted aren't either: their order is that of an earlier token.
     fn slack(&self) -> u8 {
         0
+    }
+
+    /// Whether it goes by the calibration's share.
+    fn by_prior(&self) -> bool {
+        false
     }
 
     /// Whether stages may read on speculation before a layer's exact choice.

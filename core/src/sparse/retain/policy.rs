@@ -129,6 +129,11 @@ impl Retain for Policy {
     }
 
     #[inline]
+    fn by_prior(&self) -> bool {
+        each!(self, policy => policy.by_prior())
+    }
+
+    #[inline]
     fn speculates(&self) -> bool {
         each!(self, policy => policy.speculates())
     }
