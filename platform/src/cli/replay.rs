@@ -13,7 +13,7 @@ use super::select::share;
 use super::setup::{self, Longest};
 use crate::budget::parse_size;
 use crate::error::Error;
-use crate::trace::{Kept, Machine, Outcome, Recall, Sets, least_slots, simulate};
+use crate::trace::{Kept, Machine, Outcome, Recall, Sets, belady_by_layer, least_slots, simulate};
 
 /// Bytes of a chunk, where neither the trace nor the command line says it.
 const CHUNK_BYTES: u32 = 4096;
@@ -79,6 +79,8 @@ struct Row {
     outcome: Outcome,
     /// Misses of Belady's rule at the same budget, where it was asked for.
     least: Option<u64>,
+    /// The same with a cache of its own for each layer.
+    least_by_layer: Option<u64>,
 }
 
 impl Replay {
@@ -113,13 +115,15 @@ impl Replay {
         let mut rows = Vec::new();
         for budget in self.budgets(&sets, &machine)? {
             let first = rows.len();
-            let mut least = None;
+            let (mut least, mut least_by_layer) = (None, None);
+            let slots = budget / u64::from(machine.unit_bytes);
+            let all = u64::from(sets.layers) * u64::from(sets.units);
+            let held = slots.min(all) as u32;
             for &policy in &policies {
-                let slots = budget / u64::from(machine.unit_bytes);
-                let all = u64::from(sets.layers) * u64::from(sets.units);
-                let outcome = simulate(&sets, policy, slots.min(all) as u32, machine, warm);
+                let outcome = simulate(&sets, policy, held, machine, warm);
                 if policy.needs_oracle() {
                     least = Some(outcome.counters.misses());
+                    least_by_layer = Some(belady_by_layer(&sets, held, warm));
                 }
                 let share = slots as f64 / all as f64;
                 rows.push(Row {
@@ -128,10 +132,12 @@ impl Replay {
                     share,
                     outcome,
                     least: None,
+                    least_by_layer: None,
                 });
             }
             for row in &mut rows[first..] {
                 row.least = least;
+                row.least_by_layer = least_by_layer;
             }
         }
         print(&if self.json {
@@ -278,8 +284,9 @@ impl Row {
         1.0 - ratio(self.outcome.stall_ns, self.outcome.busy_ns).min(1.0)
     }
 
-    fn over_least(&self) -> Option<f64> {
-        self.least
+    /// Misses as a multiple of `least`.
+    fn over(&self, least: Option<u64>) -> Option<f64> {
+        least
             .filter(|&least| least > 0)
             .map(|least| ratio(self.outcome.counters.misses(), least))
     }
@@ -298,7 +305,9 @@ fn object(row: &Row) -> Value {
         "misses": counters.misses(),
         "late": counters.late,
         "miss_ratio": row.miss_ratio(),
-        "misses_over_belady": row.over_least(),
+        "misses_over_belady": row.over(row.least),
+        "misses_of_belady_by_layer": row.over(row.least_by_layer),
+        "belady_by_layer_misses": row.least_by_layer,
         "reads": counters.reads,
         "bytes_read": counters.bytes_read,
         "bytes_per_token": row.bytes_per_token(),
@@ -382,19 +391,20 @@ fn table(sets: &Sets, recall: &[Recall], rows: &[Row]) -> String {
     }
     let _ = writeln!(
         out,
-        "| budget | policy | misses | of Belady's | late | KiB/token | redundant | stall | tokens/s |\n\
-         | ---: | :--- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+        "| budget | policy | misses | of Belady's | of Belady's by layer \
+         | late | KiB/token | redundant | stall | tokens/s |\n\
+         | ---: | :--- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     );
+    let multiple = |over: Option<f64>| over.map_or("-".into(), |over| format!("{over:.2}x"));
     for row in rows {
-        let over = row
-            .over_least()
-            .map_or("-".into(), |over| format!("{over:.2}x"));
         let _ = writeln!(
             out,
-            "| {:.1}% | {} | {:.1}% | {over} | {:.1}% | {:.0} | {:.1}% | {:.1}% | {:.2} |",
+            "| {:.1}% | {} | {:.1}% | {} | {} | {:.1}% | {:.0} | {:.1}% | {:.1}% | {:.2} |",
             row.share * 100.0,
             row.policy.as_str(),
             row.miss_ratio() * 100.0,
+            multiple(row.over(row.least)),
+            multiple(row.over(row.least_by_layer)),
             row.late_ratio() * 100.0,
             row.bytes_per_token() / 1024.0,
             row.redundant_ratio() * 100.0,

@@ -118,6 +118,38 @@ fn budgets_too_small_are_left_out() {
     replay(&trace, "--policy static --budget 1").failed(4);
 }
 
+/// Misses stand as multiples of Belady's, of a cache in common and of one for each layer.
+#[test]
+fn misses_are_compared_with_beladys() {
+    let scratch = Scratch::new("trace-belady");
+    let trace = recorded(&scratch);
+    let object = replay(&trace, "--json --policy lfu,belady --budget 50%").json();
+    for row in object["results"].as_array().expect("rows") {
+        // Half of 512 units in each of 4 layers: all are used by every token, and half can be hits.
+        let least = row["tokens"].as_u64().expect("a count") * 4 * 256;
+        assert_eq!(row["belady_by_layer_misses"], least, "{row}");
+        let misses = row["misses"].as_f64().expect("a count");
+        let multiple = misses / least as f64;
+        assert_eq!(row["misses_of_belady_by_layer"], multiple, "{row}");
+    }
+    let row = |args: &str| {
+        let table = replay(&trace, args).text();
+        let mut lines = table.lines().skip_while(|line| !line.contains("budget"));
+        let mut cells = || {
+            let line = lines.next().expect("a line");
+            line.split(" | ").map(str::to_owned).collect::<Vec<_>>()
+        };
+        let (head, rule, row) = (cells(), cells(), cells());
+        assert_eq!([rule.len(), row.len()], [head.len(); 2], "{table}");
+        assert_eq!(head[3..5], ["of Belady's", "of Belady's by layer"]);
+        row[3..5].to_vec()
+    };
+    let multiples = row("--policy belady --budget 50%");
+    assert!(multiples.iter().all(|cell| cell.ends_with('x')));
+    assert_eq!(multiples[0], "1.00x");
+    assert_eq!(row("--policy lfu --budget 50%"), ["-", "-"]);
+}
+
 /// Whatever byte of the header is damaged: if it shows, it is the file that is wrong, not the command line.
 #[test]
 fn a_damaged_header_is_the_files_fault() {
