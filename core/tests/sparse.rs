@@ -209,6 +209,13 @@ fn run(machine: &Machine) -> (Counters, u64) {
                         + u64::from(delivery.index * unit_bytes);
                     assert_eq!(offset + u64::from(delivery.skew), at, "bytes of the unit");
                     assert!(delivery.skew + delivery.bytes <= len, "within the window");
+                    let mut computed = done.iter().flatten();
+                    let again = delivery.bank == bank && computed.any(|i| *i == delivery.index);
+                    // The next layer is another one, unless there is but one.
+                    assert!(
+                        !again || machine.banks == 1,
+                        "what is computed isn't read again"
+                    );
                     held[delivery.slot.0 as usize] =
                         (!damaged).then_some((delivery.bank, delivery.index));
                     !damaged

@@ -4,7 +4,7 @@ use super::bits;
 use super::listed::edge;
 use super::retain::{Cause, Retain};
 use super::store::{ReadRequest, Store};
-use super::tables::{Bank, Place, Read, Wanted};
+use super::tables::{Bank, Read, Wanted};
 use crate::stream::policy::Worth;
 use crate::units::{Extent, PieceId, ReadId, SlotId};
 
@@ -49,7 +49,7 @@ impl<R: Retain> Store<'_, R> {
             let first = self.banks[bank as usize].first;
             while self.cursor < self.count {
                 let index = self.items[self.cursor as usize].index;
-                if self.units[(first + index) as usize].place() == Place::Absent {
+                if bits::has(self.absent, first + index) {
                     return self.start(read, bank, index, None);
                 }
                 self.cursor += 1;

@@ -382,7 +382,7 @@ impl<'m, R: Retain> Store<'m, R> {
             group.missing -= 1;
             self.ready += u32::from(group.missing == 0);
         } else {
-            self.list_unit(unit, SlotId(slot), Worth(group as u8));
+            self.list_unit(unit, SlotId(slot), Worth(group as u8).max(Worth::LEAST));
         }
     }
 

@@ -306,7 +306,7 @@ fn object(row: &Row) -> Value {
         "late": counters.late,
         "miss_ratio": row.miss_ratio(),
         "misses_over_belady": row.over(row.least),
-        "misses_of_belady_by_layer": row.over(row.least_by_layer),
+        "misses_over_belady_by_layer": row.over(row.least_by_layer),
         "belady_by_layer_misses": row.least_by_layer,
         "reads": counters.reads,
         "bytes_read": counters.bytes_read,

@@ -1,4 +1,4 @@
-//! Belady's rule where each layer has a cache of its own, as many published ratios have it: an equal share of
+//! Belady's rule where each layer has a cache of its own: an equal share of
 //! the slots, which no other layer may use. In common they serve better, so this one misses more.
 
 use std::collections::BTreeSet;

@@ -130,7 +130,7 @@ fn misses_are_compared_with_beladys() {
         assert_eq!(row["belady_by_layer_misses"], least, "{row}");
         let misses = row["misses"].as_f64().expect("a count");
         let multiple = misses / least as f64;
-        assert_eq!(row["misses_of_belady_by_layer"], multiple, "{row}");
+        assert_eq!(row["misses_over_belady_by_layer"], multiple, "{row}");
     }
     let row = |args: &str| {
         let table = replay(&trace, args).text();
