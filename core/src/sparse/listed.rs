@@ -55,7 +55,10 @@ impl<R: Retain> Store<'_, R> {
     #[inline]
     pub(super) fn bring(&self, bank: u32) {
         let Bank { first, count, .. } = self.banks[bank as usize];
-        let units = &self.units[first as usize..(first + count) as usize];
+        // Of units whose use isn't counted, the head's rows, few are chosen.
+        let counted = self.priors.len();
+        let units = (first as usize).min(counted)..((first + count) as usize).min(counted);
+        let units = &self.units[units];
         // Four entries come at once.
         let seen = units
             .iter()
