@@ -147,6 +147,14 @@ compare-tune python="python3": build
     {{bin}} tokenize -m {{smollm2}} -f {{texts}}/austen-eval.txt --ids > target/ids.json
     {{python}} platform/benches/tune_peers.py {{smollm2}} --tokens target/ids.json --steps 6 --threads 2 --variants peft,peft-checkpoint,peft-checkpoint+chunked
 
+# what leaving out missing neurons costs, by what is known of them; MODEL is a ReLU model as GGUF, PYTHON has numpy and gguf
+leaving-out model gpl python="python3": build
+    head -c 100000 {{texts}}/web-train.txt > target/calibration.txt
+    head -c 40000 {{texts}}/web-test.txt > target/web.txt
+    head -c 40000 {{gpl}} > target/gpl.txt
+    for text in calibration gpl web; do {{bin}} tokenize -m {{model}} -f target/$text.txt --ids > target/$text.ids; done
+    {{python}} platform/benches/leaving_out.py {{model}} target/calibration.ids target/gpl.ids target/web.ids
+
 # a task with a score: sensor lines to JSON
 sensor-task: build
     cargo run --release --example sensor_task -- --items 2000 --tests 200 -o target/train.jsonl --held-out target/test.jsonl
