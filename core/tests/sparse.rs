@@ -89,9 +89,9 @@ fn run(machine: &Machine) -> (Counters, u64) {
         })
         .collect();
     let window = 16 << 10;
-    let stats = vec![Prior::new(0.2); (machine.banks * machine.units) as usize];
+    let priors = vec![Prior::new(0.2); (machine.banks * machine.units) as usize];
     let sizes = Sizes::of(&banks, machine.slots, machine.reads);
-    let mut tables = Owned::new(banks.clone(), stats, sizes, machine.units);
+    let mut tables = Owned::new(banks.clone(), priors, sizes, machine.units);
     let mut store = Store::new(
         tables.lend(),
         Frequency {

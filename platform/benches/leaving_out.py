@@ -24,9 +24,9 @@ import sys
 
 import numpy as np
 
-from predictors import Model, bits_like_k, low_rank
+from predictors import WINDOW, Model, bits_like_k, low_rank
 
-WINDOW, WINDOWS = 512, 4
+WINDOWS = 4
 BUDGETS, SHARES = (0.25, 0.5), (0.4, 0.5, 0.6, 0.7)
 # How `refine` ranks (core/src/sparse/retain/refine.rs), and its decay.
 FREQUENCY, SCORE, SCORE_MAX, DECAY = 0.76, 0.50, 4.0, 1 / 32

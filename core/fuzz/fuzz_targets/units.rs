@@ -53,10 +53,10 @@ fn run(bytes: &mut Bytes<'_>) {
     let slot_count = slots_least(units) + bytes.below(units * bank_count + 1);
     // The store's contract: some units' use is counted, the others' isn't.
     let counted = bytes.below(total as u32 + 1) as usize;
-    let stats = vec![Prior::new(0.1); counted];
+    let priors = vec![Prior::new(0.1); counted];
     let read_count = 1 + bytes.below(20) as usize;
     let sizes = Sizes::of(&banks, slot_count, read_count);
-    let mut tables = Owned::new(banks.clone(), stats, sizes, bytes.below(units + 1));
+    let mut tables = Owned::new(banks.clone(), priors, sizes, bytes.below(units + 1));
     let window_max = (unit_bytes + 2 * align) + bytes.below(1 << 15);
     let names: Vec<Name> = Name::ALL.into_iter().filter(|n| !n.needs_oracle()).collect();
     let name = names[bytes.below(names.len() as u32) as usize];

@@ -238,23 +238,16 @@ impl<R: Retain> Store<'_, R> {
         moved: &mut [(u32, Worth); 64],
     ) {
         // Which of them move is found without branches: it can't be predicted.
-        let (clock, edge, slack) = (self.clock, self.edge, self.policy.slack());
-        let by_prior = self.policy.by_prior();
+        let (edge, slack) = (self.edge, self.policy.slack());
         let mut moves = 0;
         let mut left = asked;
         while left != 0 {
             let unit = base + left.trailing_zeros();
             left &= left - 1;
             let score = scores.map_or(f32::NAN, |scores| scores[(unit - first) as usize]);
-            let entry = &mut self.units[unit as usize];
-            let prior = match by_prior {
-                true => self.priors[unit as usize].share(),
-                false => f32::NAN,
-            };
-            let seen = entry.seen(unit, clock, score, prior);
-            let worth = self.policy.worth(&seen, Cause::Passed).max(Worth::LEAST);
+            let worth = self.worth(unit, score, Cause::Passed);
             moved[moves % 64] = (unit, worth);
-            moves += usize::from(entry.rank(worth, slack, edge));
+            moves += usize::from(self.units[unit as usize].rank(worth, slack, edge));
         }
         for &(unit, worth) in &moved[..moves] {
             self.counters.moved += 1;

@@ -82,6 +82,14 @@ impl<R: Retain> Store<'_, R> {
         ahead.is_some() || self.units[unit as usize].group == group || self.listed > self.group_size
     }
 
+    /// The units that a read looks for: those that are wanted, or those that are foreseen.
+    fn sought(&self, ahead: Option<Worth>) -> &[u64] {
+        match ahead {
+            None => self.absent,
+            Some(_) => self.named,
+        }
+    }
+
     /// Starts a read around unit `index`, if there is a slot for it.
     fn start(
         &mut self,
@@ -114,12 +122,7 @@ impl<R: Retain> Store<'_, R> {
         let mut next = bank_first + index + 1;
         loop {
             let end = bank_first + end.min(last.saturating_add(reach).saturating_add(1));
-            let wanted = if ahead.is_some() {
-                &*self.named
-            } else {
-                &*self.absent
-            };
-            let found = bits::lowest(wanted, next, end);
+            let found = bits::lowest(self.sought(ahead), next, end);
             let Some(unit) = found else { break };
             if self.joins(unit, group, ahead) {
                 let Some(slot) = self.take(ahead) else { break };
@@ -134,12 +137,7 @@ impl<R: Retain> Store<'_, R> {
         let mut next = bank_first + index;
         loop {
             let least = bank_first + least.max(first.saturating_sub(reach));
-            let wanted = if ahead.is_some() {
-                &*self.named
-            } else {
-                &*self.absent
-            };
-            let found = bits::highest(wanted, least, next);
+            let found = bits::highest(self.sought(ahead), least, next);
             let Some(unit) = found else { break };
             if self.joins(unit, group, ahead) {
                 let Some(slot) = self.take(ahead) else { break };

@@ -156,9 +156,9 @@ fn counts(run: &Run, name: Name, slots: u32, foresight: bool) -> Counters {
         .collect();
     let priors = (0..total).map(|unit| run.prior(unit));
     let token = Cell::new(0);
-    let stats = priors.clone().map(Prior::new).collect();
+    let shares = priors.clone().map(Prior::new).collect();
     let sizes = Sizes::of(&banks, slots, 8);
-    let mut tables = Owned::new(banks, stats, sizes, UNITS);
+    let mut tables = Owned::new(banks, shares, sizes, UNITS);
     let mut store = Store::new(
         tables.lend(),
         Told {

@@ -71,7 +71,7 @@ fn next_uses(sets: &Sets, layer: u32) -> Vec<u32> {
 mod tests {
     use leanstream_core::sparse::retain::Name;
 
-    use super::super::record::{Meta, Recorder};
+    use super::super::made_up::made_up;
     use super::super::{Machine, least_slots, simulate};
     use super::*;
 
@@ -81,29 +81,15 @@ mod tests {
         [tokens, layers, units]: [u32; 3],
         used: impl Fn(u32, u32) -> Vec<u16>,
     ) -> Sets {
-        let path =
-            std::env::temp_dir().join(format!("leanstream-belady-{}-{name}", std::process::id()));
-        let meta = Meta {
-            layers,
-            units,
-            unit_bytes: 1000,
-            source_sha256: [0; 32],
-            name: "made up",
-            scores: false,
-            ranks: false,
-        };
-        let mut recorder = Recorder::begin(&path, &meta).expect("a file can be made");
-        for token in 0..tokens {
-            recorder.token(u64::from(token));
-            for layer in 0..layers {
-                let units = used(token, layer);
-                recorder.layer(layer, &[], &units, &vec![1.0; units.len()]);
+        made_up(&format!("belady-{name}"), [layers, units], |recorder| {
+            for token in 0..tokens {
+                recorder.token(u64::from(token));
+                for layer in 0..layers {
+                    let units = used(token, layer);
+                    recorder.layer(layer, &[], &units, &vec![1.0; units.len()]);
+                }
             }
-        }
-        recorder.finish().expect("it can be written");
-        let sets = Sets::load(&path, 0.0).expect("it is sound");
-        std::fs::remove_file(&path).expect("it can go");
-        sets
+        })
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 mod belady_by_layer;
 mod kept;
+#[cfg(test)]
+mod made_up;
 mod record;
 mod sets;
 mod shape;

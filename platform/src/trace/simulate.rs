@@ -380,41 +380,27 @@ fn units_of_layer(
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::{Meta, Recorder};
+    use super::super::made_up::made_up;
     use super::*;
 
     /// 40 tokens of 6 layers of 64 units: four that are always used, and eight of the others by turns.
     /// With `stage` a stage names what all layers but the first will use.
     fn sets(name: &str, stage: bool) -> Sets {
-        let path =
-            std::env::temp_dir().join(format!("leanstream-simulate-{}-{name}", std::process::id()));
-        let meta = Meta {
-            layers: LAYERS,
-            units: 64,
-            unit_bytes: 1000,
-            source_sha256: [0; 32],
-            name: "made up",
-            scores: false,
-            ranks: false,
-        };
-        let mut recorder = Recorder::begin(&path, &meta).expect("a file can be made");
-        for token in 0..40u16 {
-            recorder.token(u64::from(token));
-            let mut units: Vec<u16> = (0..4).collect();
-            units.extend((0..8).map(|i| 4 + (token * 7 + i * 11) % 60));
-            units.sort_unstable();
-            units.dedup();
-            for layer in 0..LAYERS {
-                if stage && layer > 0 {
-                    recorder.stage(layer, 2, &units);
+        made_up(&format!("simulate-{name}"), [LAYERS, 64], |recorder| {
+            for token in 0..40u16 {
+                recorder.token(u64::from(token));
+                let mut units: Vec<u16> = (0..4).collect();
+                units.extend((0..8).map(|i| 4 + (token * 7 + i * 11) % 60));
+                units.sort_unstable();
+                units.dedup();
+                for layer in 0..LAYERS {
+                    if stage && layer > 0 {
+                        recorder.stage(layer, 2, &units);
+                    }
+                    recorder.layer(layer, &[], &units, &vec![1.0; units.len()]);
                 }
-                recorder.layer(layer, &[], &units, &vec![1.0; units.len()]);
             }
-        }
-        recorder.finish().expect("it can be written");
-        let sets = Sets::load(&path, 0.0).expect("it is sound");
-        std::fs::remove_file(&path).expect("it can go");
-        sets
+        })
     }
 
     const LAYERS: u32 = 6;
