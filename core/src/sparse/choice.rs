@@ -99,7 +99,7 @@ impl<R: Retain> Store<'_, R> {
         }
         // So many may hold their slots that one group's missing units find room beside them and beside
         // what is on its way.
-        let mut pins = (self.queue.len() as u32).saturating_sub(size + self.coming);
+        let mut pins = (self.vacant.len() as u32).saturating_sub(size + self.coming);
         for group in 0..self.group_count {
             let Group {
                 first: from, end, ..
@@ -109,17 +109,15 @@ impl<R: Retain> Store<'_, R> {
                 let unit = first + self.items[item as usize].index;
                 let mut place = self.units[unit as usize].place();
                 if place == Place::Resident && pins == 0 {
-                    let slot = SlotId(self.units[unit as usize].slot);
-                    self.unlist_unit(unit, slot);
-                    self.evict(unit);
-                    self.list(slot, Worth::EMPTY);
+                    self.unlist_unit(unit);
+                    let slot = self.evict(unit);
+                    self.vacate(slot);
                     place = Place::Absent;
                 }
                 let entry = &mut self.units[unit as usize];
                 entry.choose(group as u16);
                 if place == Place::Resident {
-                    let slot = SlotId(entry.slot);
-                    self.hold(unit, slot);
+                    self.hold(unit);
                     pins -= 1;
                 } else {
                     missing += 1;
@@ -200,7 +198,7 @@ impl<R: Retain> Store<'_, R> {
 
     /// Ranks the units of a bank that its layer did not choose.
     fn pass_by(&mut self, bank: u32, scores: Option<&[f32]>) {
-        let all_fit = self.queue.len() >= self.units.len();
+        let all_fit = self.vacant.len() >= self.units.len();
         let rerank = self.policy.reranks() && !all_fit;
         let Bank {
             first,
@@ -251,7 +249,7 @@ impl<R: Retain> Store<'_, R> {
         }
         for &(unit, worth) in &moved[..moves] {
             self.counters.moved += 1;
-            self.move_unit(unit, SlotId(self.units[unit as usize].slot), worth);
+            self.move_unit(unit, worth);
         }
     }
 }

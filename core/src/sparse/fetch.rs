@@ -6,7 +6,7 @@ use super::retain::{Cause, Retain};
 use super::store::{ReadRequest, Store};
 use super::tables::{Bank, Read, Wanted};
 use crate::stream::policy::Worth;
-use crate::units::{Extent, PieceId, ReadId, SlotId};
+use crate::units::{Extent, ReadId, SlotId};
 
 /// How far one read reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -186,38 +186,31 @@ impl<R: Retain> Store<'_, R> {
 
     /// The least worthy slot: any for a demanded unit, one of clearly lower worth for a foreseen one.
     fn take(&mut self, ahead: Option<Worth>) -> Option<SlotId> {
+        if let Some(slot) = self.take_vacant() {
+            return Some(slot);
+        }
+        let newest_first = self.policy.newest_first();
         loop {
-            let least = self.queue.least()?;
+            let (least, unit) = self.buckets.least(newest_first, self.units)?;
             if let Some(worth) = ahead
                 && least.0 > worth.0.saturating_sub(HYSTERESIS)
             {
                 return None;
             }
-            let slot = if self.policy.newest_first() {
-                self.queue.last(least)
-            } else {
-                self.queue.first(least)
-            }
-            .expect("the least worth has a slot");
-            let Some(PieceId(unit)) = self.queue.piece(slot) else {
-                self.unlist(slot);
-                return Some(slot);
-            };
             if self.units[unit as usize].wanted() != Wanted::No {
-                self.let_go(unit, slot);
+                self.leave(unit);
                 continue;
             }
             if let Some(risen) = self.risen(unit, least) {
-                self.move_unit(unit, slot, risen);
+                self.move_unit(unit, risen);
                 continue;
             }
-            self.unlist_unit(unit, slot);
-            self.evict(unit);
+            self.unlist_unit(unit);
             if least > self.taken {
                 self.taken = least;
                 self.edge = self.edge.max(edge(&self.policy, least));
             }
-            return Some(slot);
+            return Some(self.evict(unit));
         }
     }
 }

@@ -7,7 +7,7 @@ use super::retain::{Cause, Retain};
 use super::store::Store;
 use super::tables::{Bank, Foreseen, Place};
 use crate::stream::policy::Worth;
-use crate::units::{PieceId, ReadId, SlotId};
+use crate::units::{ReadId, SlotId};
 
 /// Worth of used units whose use isn't counted: so low that they take no slot from a unit that is used
 /// now and then. Those that were used again while they stayed outlast those used once, so that a long
@@ -15,15 +15,12 @@ use crate::units::{PieceId, ReadId, SlotId};
 const UNCOUNTED: Worth = Worth(32);
 const UNCOUNTED_AGAIN: Worth = Worth(64);
 
-/// Levels above the highest worth that was taken lately from which on order doesn't matter.
-const EDGE: u8 = 8;
-
 /// The worth from which on order doesn't matter to `policy` when worths up to `taken` are taken.
 pub(super) fn edge(policy: &impl Retain, taken: Worth) -> u16 {
     if policy.slack() == 0 {
         return u16::MAX;
     }
-    u16::from(taken.0) + u16::from(EDGE)
+    u16::from(taken.0)
 }
 
 impl<R: Retain> Store<'_, R> {
@@ -67,65 +64,53 @@ impl<R: Retain> Store<'_, R> {
         core::hint::black_box(seen);
     }
 
-    /// Lists the slot of a resident unit that is in no list.
+    /// Lists a resident unit that isn't listed.
     #[inline]
-    pub(super) fn list_unit(&mut self, unit: u32, slot: SlotId, worth: Worth) {
-        let entry = &mut self.units[unit as usize];
-        (entry.listed, entry.worth) = (worth.0, worth.0);
+    pub(super) fn list_unit(&mut self, unit: u32, worth: Worth) {
         bits::put(self.loose, unit, true);
-        self.list(slot, worth);
+        self.listed += 1;
+        self.enter(unit, worth);
     }
 
-    /// Takes the slot of a resident unit that may be evicted out of its list.
+    /// Takes a resident unit that may be evicted off the list.
     #[inline]
-    pub(super) fn unlist_unit(&mut self, unit: u32, slot: SlotId) {
-        self.units[unit as usize].listed = 0;
+    pub(super) fn unlist_unit(&mut self, unit: u32) {
         bits::put(self.loose, unit, false);
-        self.unlist(slot);
+        self.listed -= 1;
+        self.leave(unit);
     }
 
-    /// Keeps the slot of a resident unit that the running layer uses from being taken. Where order may lag
-    /// behind it stays in its list: it will hardly be listed far from it again.
+    /// Keeps a resident unit that the running layer uses from being evicted. Where order may lag behind it stays
+    /// listed: it will hardly be listed far from there again.
     #[inline]
-    pub(super) fn hold(&mut self, unit: u32, slot: SlotId) {
+    pub(super) fn hold(&mut self, unit: u32) {
         if self.policy.slack() > 0 && self.counted(unit) {
             bits::put(self.loose, unit, false);
             self.listed -= 1;
         } else {
-            self.unlist_unit(unit, slot);
+            self.unlist_unit(unit);
         }
     }
 
-    /// Takes a slot out of its list that is in one although it is held.
-    pub(super) fn let_go(&mut self, unit: u32, slot: SlotId) {
-        let entry = &mut self.units[unit as usize];
-        if entry.listed != 0 {
-            entry.listed = 0;
-            self.queue.remove(slot);
-        }
-    }
-
-    /// Lists the slot of a unit that was held.
+    /// Lists a unit that was held.
     #[inline]
-    pub(super) fn list_again(&mut self, unit: u32, slot: SlotId, worth: Worth) {
+    pub(super) fn list_again(&mut self, unit: u32, worth: Worth) {
         if self.units[unit as usize].listed == 0 {
-            return self.list_unit(unit, slot, worth);
+            return self.list_unit(unit, worth);
         }
         bits::put(self.loose, unit, true);
         self.listed += 1;
         let (slack, edge) = (self.policy.slack(), self.edge);
         if self.units[unit as usize].rank(worth, slack, edge) {
-            self.move_unit(unit, slot, worth);
+            self.move_unit(unit, worth);
         }
     }
 
-    /// Lists the slot of a unit that may be evicted under another worth.
+    /// Lists a unit that may be evicted under another worth.
     #[inline]
-    pub(super) fn move_unit(&mut self, unit: u32, slot: SlotId, worth: Worth) {
-        let entry = &mut self.units[unit as usize];
-        (entry.listed, entry.worth) = (worth.0, worth.0);
-        self.unlist(slot);
-        self.list(slot, worth);
+    pub(super) fn move_unit(&mut self, unit: u32, worth: Worth) {
+        self.leave(unit);
+        self.enter(unit, worth);
     }
 
     /// What a unit that is listed under `listed` is worth, if that is more.
@@ -135,11 +120,11 @@ impl<R: Retain> Store<'_, R> {
         (worth > listed).then_some(worth)
     }
 
-    /// Lists a slot, and keeps a capped worth to its cap.
+    /// Puts a unit into the bucket of its worth, and keeps a capped worth to its cap.
     #[inline]
-    pub(super) fn list(&mut self, slot: SlotId, worth: Worth) {
-        self.queue.push(slot, worth);
-        self.listed += 1;
+    fn enter(&mut self, unit: u32, worth: Worth) {
+        let tag = self.units[unit as usize].list(worth);
+        self.buckets.push(worth, unit, tag, self.units);
         let Some(segment) = self.policy.segment() else {
             return;
         };
@@ -148,34 +133,48 @@ impl<R: Retain> Store<'_, R> {
         }
         self.protected += 1;
         if self.protected > segment.units_max {
-            let oldest = self.queue.first(worth).expect("it was just listed");
-            self.unlist(oldest);
-            self.queue.push(oldest, segment.below);
-            self.listed += 1;
-            let unit = self.queue.piece(oldest).expect("it has a worth");
-            let entry = &mut self.units[unit.0 as usize];
-            (entry.listed, entry.worth) = (segment.below.0, segment.below.0);
+            let oldest = self.buckets.oldest(worth, self.units);
+            let oldest = oldest.expect("one was just put into it");
+            self.leave(oldest);
+            let tag = self.units[oldest as usize].list(segment.below);
+            self.buckets.push(segment.below, oldest, tag, self.units);
         }
     }
 
+    /// What was said of a unit's place in the order doesn't hold any more.
     #[inline]
-    pub(super) fn unlist(&mut self, slot: SlotId) {
+    pub(super) fn leave(&mut self, unit: u32) {
+        let listed = &mut self.units[unit as usize].listed;
         if let Some(segment) = self.policy.segment() {
-            self.protected -= u32::from(self.queue.worth(slot) == Some(segment.worth));
+            self.protected -= u32::from(*listed == segment.worth.0);
         }
-        self.queue.remove(slot);
-        self.listed -= 1;
+        *listed = 0;
     }
 
-    /// Forgets that `unit` is in memory. Its slot is in no list.
-    pub(super) fn evict(&mut self, unit: u32) {
+    /// A slot has no unit any more.
+    pub(super) fn vacate(&mut self, slot: SlotId) {
+        self.vacant[self.vacant_count as usize] = slot;
+        self.vacant_count += 1;
+        self.listed += 1;
+    }
+
+    /// A slot that has no unit.
+    #[inline]
+    pub(super) fn take_vacant(&mut self) -> Option<SlotId> {
+        self.vacant_count = self.vacant_count.checked_sub(1)?;
+        self.listed -= 1;
+        Some(self.vacant[self.vacant_count as usize])
+    }
+
+    /// Forgets that `unit`, which isn't listed, is in memory; the slot it was in.
+    pub(super) fn evict(&mut self, unit: u32) -> SlotId {
         if bits::has(self.ahead, unit) {
             bits::put(self.ahead, unit, false);
             let bank = self.banks.partition_point(|bank| bank.first <= unit) - 1;
             self.counters.bytes_redundant += u64::from(self.banks[bank].unit_bytes);
         }
         let entry = &mut self.units[unit as usize];
-        self.queue.set_piece(SlotId(entry.slot), None);
+        let slot = SlotId(entry.slot);
         entry.evict();
         if bits::has(self.likely, unit) && (self.ahead_count as usize) < self.foreseen.len() {
             // It was needed for something surer, and is still likely to be used.
@@ -185,14 +184,14 @@ impl<R: Retain> Store<'_, R> {
             self.ahead_count += 1;
             bits::put(self.named, unit, true);
         }
+        slot
     }
 
-    /// Gives `slot`, which is in no list, to `unit` of the running read.
+    /// Gives `slot`, which was taken, to `unit` of the running read.
     pub(super) fn fill(&mut self, unit: u32, slot: SlotId, read: ReadId) {
-        self.queue.set_piece(slot, Some(PieceId(unit)));
         let entry = &mut self.units[unit as usize];
         entry.slot = slot.0;
-        entry.read = read.0 as u8;
+        entry.tag = read.0 as u8;
         entry.set_place(Place::Filling);
     }
 }

@@ -6,11 +6,12 @@
 //! - [`store`]: the state machine; its [`tables`] are lent to it.
 //! - [`choice`]: what a layer chose; [`fetch`]: which reads follow from it.
 //! - [`head`]: which rows of the head can still win.
-//! - `listed`: which slots may be taken, in order of worth.
+//! - `listed`: which slots may be taken, in order of worth (`buckets`).
 //! - [`drive`]: what runs it beside the dense engine.
 //! - [`retain`]: what a resident unit is worth, one policy a file.
 
 mod bits;
+mod buckets;
 pub mod choice;
 pub mod counters;
 pub mod drive;

@@ -12,6 +12,7 @@
 //!   started yet.
 
 use super::bits;
+use super::buckets::{self, Buckets};
 use super::choice::{GROUP_MAX, Grouping, STAGES};
 use super::counters::Counters;
 use super::fetch::Reach;
@@ -21,7 +22,6 @@ use super::tables::{Bank, Foreseen, Group, Item, Place, Prior, Read, SETS, Table
 use super::use_count::{UseCount, faded};
 use crate::port::ReadOutcome;
 use crate::stream::policy::Worth;
-use crate::stream::queue::Queue;
 use crate::units::{Extent, ReadId, SlotId};
 
 /// Times that a unit is read for a layer which waits for it.
@@ -85,7 +85,10 @@ pub struct Store<'m, R> {
     /// Those that are absent and that no read was started for.
     pub(super) named: &'m mut [u64],
     pub(super) priors: &'m [Prior],
-    pub(super) queue: Queue<'m>,
+    /// Slots without a unit: the first so many.
+    pub(super) vacant: &'m mut [SlotId],
+    pub(super) vacant_count: u32,
+    pub(super) buckets: Buckets<'m>,
     pub(super) items: &'m mut [Item],
     pub(super) sorted: &'m mut [Item],
     pub(super) groups: &'m mut [Group],
@@ -103,7 +106,7 @@ pub struct Store<'m, R> {
     /// Units listed at it and above are not listed anew while they stay above: what is evicted before
     /// their layer runs again lies below. Above all worths where order counts everywhere.
     pub(super) edge: u16,
-    /// Slots that are in a list, but for the held ones: those that may be taken.
+    /// Slots that may be taken: the vacant ones, and those whose units are listed and not held.
     pub(super) listed: u32,
     /// Foreseen units on their way.
     pub(super) coming: u32,
@@ -143,7 +146,8 @@ impl<'m, R: Retain> Store<'m, R> {
             units: entries,
             priors,
             bits,
-            slots,
+            vacant,
+            blocks,
             items,
             sorted,
             groups,
@@ -178,8 +182,12 @@ impl<'m, R: Retain> Store<'m, R> {
             "reads are numbered by bytes"
         );
         assert!(
-            slots.len() >= slots_least(largest) as usize,
+            vacant.len() >= slots_least(largest) as usize,
             "too few slots for a group"
+        );
+        assert!(
+            blocks.len() >= buckets::blocks(vacant.len()),
+            "room to list every slot"
         );
         let words = entries.len().div_ceil(64);
         assert!(bits.len() >= SETS * words, "a bit a unit in each set");
@@ -196,7 +204,11 @@ impl<'m, R: Retain> Store<'m, R> {
         for (next, read) in (1..=u8::MAX).zip(&mut *reads) {
             read.next = next;
         }
-        let listed = slots.len() as u32;
+        // Those of the lowest numbers go first.
+        for (number, slot) in (0..).zip(vacant.iter_mut().rev()) {
+            *slot = SlotId(number);
+        }
+        let slots = vacant.len() as u32;
         let edge = edge(&policy, Worth::EMPTY);
         Self {
             banks,
@@ -207,7 +219,9 @@ impl<'m, R: Retain> Store<'m, R> {
             likely,
             named,
             priors,
-            queue: Queue::new(slots),
+            vacant,
+            vacant_count: slots,
+            buckets: Buckets::new(blocks),
             items,
             sorted,
             groups,
@@ -221,7 +235,7 @@ impl<'m, R: Retain> Store<'m, R> {
             protected: 0,
             taken: Worth::EMPTY,
             edge,
-            listed,
+            listed: slots,
             coming: 0,
             fault: None,
             bank: None,
@@ -351,7 +365,7 @@ impl<'m, R: Retain> Store<'m, R> {
         for index in first..first + count {
             let unit = bank_first + index;
             let entry = self.units[unit as usize];
-            if entry.place() != Place::Filling || u16::from(entry.read) != read.0 {
+            if entry.place() != Place::Filling || u16::from(entry.tag) != read.0 {
                 continue;
             }
             self.coming -= u32::from(bits::has(self.ahead, unit));
@@ -376,20 +390,19 @@ impl<'m, R: Retain> Store<'m, R> {
     fn arrived(&mut self, unit: u32) {
         let entry = &mut self.units[unit as usize];
         entry.set_place(Place::Resident);
-        let Unit { slot, group, .. } = *entry;
+        let group = entry.group;
         if entry.wanted() != Wanted::No {
             let group = &mut self.groups[usize::from(group)];
             group.missing -= 1;
             self.ready += u32::from(group.missing == 0);
         } else {
-            self.list_unit(unit, SlotId(slot), Worth(group as u8).max(Worth::LEAST));
+            self.list_unit(unit, Worth(group as u8).max(Worth::LEAST));
         }
     }
 
     fn lost(&mut self, bank: u32, index: u32, slot: SlotId) {
         let unit = self.banks[bank as usize].first + index;
-        self.queue.set_piece(slot, None);
-        self.list(slot, Worth::EMPTY);
+        self.vacate(slot);
         bits::put(self.ahead, unit, false);
         let entry = &mut self.units[unit as usize];
         entry.set_place(Place::Absent);
@@ -470,7 +483,7 @@ impl<'m, R: Retain> Store<'m, R> {
         self.counters.foreseen_used += u64::from(bits::has(self.ahead, unit));
         bits::put(self.ahead, unit, false);
         let entry = &mut self.units[unit as usize];
-        let Unit { slot, used, .. } = *entry;
+        let used = entry.used;
         let hit = entry.wanted() == Wanted::Hit;
         entry.set_wanted(Wanted::No);
         if share > 0.0 {
@@ -482,7 +495,7 @@ impl<'m, R: Retain> Store<'m, R> {
             entry.used = self.clock;
         }
         let worth = self.worth(unit, f32::NAN, Cause::Used { hit });
-        self.list_again(unit, SlotId(slot), worth);
+        self.list_again(unit, worth);
     }
 
     /// Groups of the running layer that have not ended.
@@ -540,10 +553,9 @@ impl<'m, R: Retain> Store<'m, R> {
                     let entry = &mut self.units[unit as usize];
                     entry.set_wanted(Wanted::No);
                     entry.group = u16::from(Worth::LEAST.0);
-                    let slot = entry.slot;
                     if entry.place() == Place::Resident {
-                        self.let_go(unit, SlotId(slot));
-                        self.list_unit(unit, SlotId(slot), Worth::LEAST);
+                        self.leave(unit);
+                        self.list_unit(unit, Worth::LEAST);
                     }
                 }
             }

@@ -1,11 +1,12 @@
 //! The store's memory, lent in its constructor.
 
+use super::buckets;
+pub use super::buckets::Block;
 use super::log2::log2;
 use super::retain::Seen;
 use super::store::groups_max;
 use super::use_count::faded;
 use crate::stream::policy::Worth;
-use crate::stream::tables::Slot;
 use crate::units::{FileId, SlotId};
 
 /// Units of one size, one after the other on flash: a layer's neurons, or the rows of the head.
@@ -35,7 +36,9 @@ pub struct Tables<'m> {
     /// Sets of units, [`SETS`] bits for each.
     pub bits: &'m mut [u64],
     /// One a slot.
-    pub slots: &'m mut [Slot],
+    pub vacant: &'m mut [SlotId],
+    /// As [`Sizes`] says for so many slots.
+    pub blocks: &'m mut [Block],
     /// As many as a choice may have units.
     pub items: &'m mut [Item],
     /// As many again, to sort in.
@@ -58,8 +61,10 @@ pub struct Sizes {
     pub units: usize,
     /// Of `bits`.
     pub bits: usize,
-    /// Of `slots`.
+    /// Of `vacant`: slots.
     pub slots: usize,
+    /// Of `blocks`.
+    pub blocks: usize,
     /// Of `items` and of `sorted`; of `foreseen` it is enough.
     pub items: usize,
     /// Of `groups`.
@@ -76,6 +81,7 @@ impl Sizes {
             units,
             bits: SETS * units.div_ceil(64),
             slots: slots as usize,
+            blocks: buckets::blocks(slots as usize),
             items: choice as usize,
             groups: groups_max(choice) as usize,
             reads,
@@ -89,13 +95,17 @@ impl Sizes {
         Self::new(units, choice, slots, reads)
     }
 
+    /// Bytes that a slot adds to these tables, at most.
+    pub const SLOT: u64 = (size_of::<SlotId>() + buckets::BYTES) as u64;
+
     /// Bytes of these tables, with `foreseen` as long as `items`.
     pub fn bytes(&self) -> u64 {
         let item = 2 * size_of::<Item>() + size_of::<Foreseen>();
         [
             (self.units, size_of::<Unit>()),
             (self.bits, size_of::<u64>()),
-            (self.slots, size_of::<Slot>()),
+            (self.slots, size_of::<SlotId>()),
+            (self.blocks, size_of::<Block>()),
             (self.items, item),
             (self.groups, size_of::<Group>()),
             (self.reads, size_of::<Read>()),
@@ -146,8 +156,8 @@ pub struct Unit {
     pub(super) listed: u8,
     /// The worth that it has: at least the one it is listed under, but for the policy's slack.
     pub(super) worth: u8,
-    /// The read that brings it.
-    pub(super) read: u8,
+    /// The read that brings it; once it is in memory, which of its listings is the latest.
+    pub(super) tag: u8,
     /// Its [`Place`] in bits 0 and 1, [`Wanted`] in bits 2 and 3, times that reading it failed above them.
     state: u8,
 }
@@ -170,7 +180,7 @@ impl Unit {
             group: 0,
             listed: 0,
             worth: 0,
-            read: 0,
+            tag: 0,
             state: 0,
         }
     }
@@ -240,7 +250,21 @@ impl Unit {
         }
     }
 
-    /// Notes what it is worth now; whether its slot, which is in a list, has to be listed anew. Where order may lag
+    /// Whether this listing of it is the latest, and holds.
+    #[inline]
+    pub(super) fn is_listed(&self, level: usize, tag: u8) -> bool {
+        (usize::from(self.listed) == level) & (self.tag == tag)
+    }
+
+    /// It is listed under `worth`; a number for that listing.
+    #[inline]
+    pub(super) fn list(&mut self, worth: Worth) -> u8 {
+        (self.listed, self.worth) = (worth.0, worth.0);
+        self.tag = self.tag.wrapping_add(1);
+        self.tag
+    }
+
+    /// Notes what it is worth now; whether it, which is listed, has to be listed anew. Where order may lag
     /// behind (`slack`), a unit whose worth has risen stays where it is until its turn to be evicted comes; so does one whose
     /// worth has fallen a little, and one that is still above everything that is evicted before its layer
     /// runs again (from `edge` on).
@@ -388,6 +412,8 @@ mod tests {
             one - none,
             (size_of::<Unit>() + SETS * size_of::<u64>()) as u64
         );
+        let slots = Sizes::new(1, 1, 1000, 0).bytes() - one;
+        assert!((900 * Sizes::SLOT..=1000 * Sizes::SLOT).contains(&slots));
         assert_eq!(Sizes::of(&[], 0, 0).items, 0);
     }
 

@@ -20,15 +20,39 @@ pub struct Clock {
     on: Cell<bool>,
     since: Cell<Instant>,
     /// The running turn of the loop: what it decided in, and whether it did anything.
-    turn: Cell<Duration>,
+    turn: Cell<Stretches>,
     moved: Cell<bool>,
-    decided: Cell<Duration>,
-    /// What reading the clock takes, once of which is in every stretch.
-    reading: Duration,
+    decided: Cell<Stretches>,
+    /// Stretches in which nothing was done.
+    empty: Cell<Stretches>,
+    /// Stretches until the next such one.
+    until_empty: Cell<u32>,
 }
 
-/// Readings that their cost is found by.
-const READINGS: u32 = 1000;
+/// One of so many stretches is followed by an empty one. In each stretch is one reading of the clock, and what that
+/// takes depends on what the processor's caches hold at that moment.
+const EMPTY_EVERY: u32 = 16;
+
+/// Some stretches of time, as read off the clock.
+#[derive(Clone, Copy, Default)]
+struct Stretches {
+    time: Duration,
+    count: u32,
+}
+
+impl Stretches {
+    fn add(&mut self, other: Self) {
+        self.time += other.time;
+        self.count += other.count;
+    }
+
+    /// Their time without reading the clock, which took all the time of `empty`.
+    fn without_reading(self, empty: Self) -> Duration {
+        let reading = empty.time.as_nanos() as u64 / u64::from(empty.count.max(1));
+        let read = Duration::from_nanos(reading * u64::from(self.count));
+        self.time.saturating_sub(read)
+    }
+}
 
 impl Default for Clock {
     fn default() -> Self {
@@ -39,28 +63,23 @@ impl Default for Clock {
 impl Clock {
     /// A clock that stands still.
     pub fn new() -> Self {
-        let since = Instant::now();
-        for _ in 1..READINGS {
-            std::hint::black_box(Instant::now());
-        }
         Self {
-            reading: since.elapsed() / READINGS,
             on: Cell::new(false),
             since: Cell::new(Instant::now()),
-            turn: Cell::new(Duration::ZERO),
+            turn: Cell::default(),
             moved: Cell::new(false),
-            decided: Cell::new(Duration::ZERO),
+            decided: Cell::default(),
+            empty: Cell::default(),
+            until_empty: Cell::new(0),
         }
     }
 
     /// A pass begins, to be watched or not.
     pub fn begin(&self, on: bool) {
         self.on.set(on);
-        self.turn.set(Duration::ZERO);
+        self.turn.take();
         self.moved.set(false);
-        if on {
-            self.since.set(Instant::now());
-        }
+        self.since.set(Instant::now());
     }
 
     /// The pass has ended: how long it decided.
@@ -68,30 +87,50 @@ impl Clock {
         self.leave();
         self.turned(true);
         self.on.set(false);
-        self.decided.take()
+        self.decided.take().without_reading(self.empty.take())
+    }
+
+    /// The stretch that runs ends here.
+    fn stop(&self, stretches: &Cell<Stretches>) {
+        let mut sum = stretches.get();
+        sum.add(Stretches {
+            time: self.since.get().elapsed(),
+            count: 1,
+        });
+        stretches.set(sum);
     }
 
     /// Core calls somebody else.
     fn leave(&self) {
         if self.on.get() {
-            let stretch = self.since.get().elapsed().saturating_sub(self.reading);
-            self.turn.set(self.turn.get() + stretch);
+            self.stop(&self.turn);
         }
     }
 
     /// It goes on, after a call that meant something has happened, or not.
     fn enter(&self, moved: bool) {
-        if self.on.get() {
-            self.moved.set(self.moved.get() || moved);
-            self.since.set(Instant::now());
+        if !self.on.get() {
+            return;
         }
+        self.moved.set(self.moved.get() || moved);
+        match self.until_empty.get().checked_sub(1) {
+            Some(left) => self.until_empty.set(left),
+            None => {
+                self.until_empty.set(EMPTY_EVERY - 1);
+                self.since.set(Instant::now());
+                self.stop(&self.empty);
+            }
+        }
+        self.since.set(Instant::now());
     }
 
     /// A turn of the loop is over.
     fn turned(&self, counts: bool) {
         let turn = self.turn.take();
         if counts || self.moved.take() {
-            self.decided.set(self.decided.get() + turn);
+            let mut decided = self.decided.get();
+            decided.add(turn);
+            self.decided.set(decided);
         }
         self.moved.set(false);
     }
@@ -181,5 +220,48 @@ impl Units for Clocked<'_, Cpu> {
     fn deliver(&mut self, staging: SlotId, delivery: Delivery) -> bool {
         self.clock
             .call(|| self.port.deliver(staging, delivery), |_| true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nanos(time: u64, count: u32) -> Stretches {
+        Stretches {
+            time: Duration::from_nanos(time),
+            count,
+        }
+    }
+
+    #[test]
+    fn reading_the_clock_is_not_deciding() {
+        let decided = nanos(5_000, 100);
+        assert_eq!(decided.without_reading(nanos(200, 10)).as_nanos(), 3_000);
+        assert_eq!(decided.without_reading(nanos(900, 10)).as_nanos(), 0);
+        assert_eq!(decided.without_reading(nanos(0, 0)).as_nanos(), 5_000);
+    }
+
+    #[test]
+    fn turns_that_did_nothing_count_only_where_that_was_not_waiting() {
+        let clock = Clock::new();
+        clock.begin(false);
+        clock.call(|| (), |()| true);
+        assert_eq!(clock.turn.get().count, 0);
+        clock.begin(true);
+        for (moved, counts, decided) in [
+            (false, false, 0),
+            (true, false, 2),
+            (false, true, 4),
+            (false, false, 4),
+        ] {
+            clock.call(|| (), |()| false);
+            clock.call(|| (), |()| moved);
+            clock.turned(counts);
+            assert_eq!(clock.decided.get().count, decided);
+        }
+        assert_eq!(clock.empty.get().count, 1);
+        clock.end();
+        assert_eq!(clock.decided.get().count, 0);
     }
 }

@@ -7,6 +7,7 @@
 use leanstream_core::ledger::{Kind, Ledger};
 use leanstream_core::plan::pieces::{self, SlotChoice};
 use leanstream_core::sparse::store::slots_least;
+use leanstream_core::sparse::tables::Sizes;
 use leanstream_core::stream::policy::cyclic::{Cyclic, Shape};
 use leanstream_core::stream::tables;
 use leanstream_core::units::{Piece, SlotId};
@@ -345,7 +346,7 @@ fn with_batch(
     let units = weights.packed.as_ref().map(|packed| {
         let bytes = unit_slot_bytes(packed);
         let count = packed.units() as u64;
-        let per_slot = u64::from(bytes) + margin_of(u64::from(bytes)) + UNIT_LISTS;
+        let per_slot = u64::from(bytes) + margin_of(u64::from(bytes)) + Sizes::SLOT;
         let least = u64::from(slots_least(packed.ff() as u32));
         let flights = (left / 32 / slot_bytes).clamp(*UNIT_READS.start(), *UNIT_READS.end());
         (bytes, count, per_slot, least.min(count.max(least)), flights)
@@ -382,7 +383,7 @@ fn with_batch(
         ledger
             .add_many(Kind::Units, slots, bytes)
             .and_then(|()| ledger.add_many(Kind::Margin, slots, margin_of(bytes)))
-            .and_then(|()| ledger.add_many(Kind::Plan, slots, UNIT_LISTS))
+            .and_then(|()| ledger.add_many(Kind::Plan, slots, Sizes::SLOT))
             .and_then(|()| ledger.add_many(Kind::Arena, staging, slot_bytes))
             .expect("a ledger of possible sizes");
     }
@@ -406,9 +407,6 @@ fn with_batch(
         unit_scratch: (rows, columns),
     })
 }
-
-/// What the store remembers of a slot.
-const UNIT_LISTS: u64 = size_of::<tables::Slot>() as u64;
 
 /// Bytes of a thread's scratch for gate or up rows, and floats for columns.
 fn unit_scratch(info: &Info, weights: &Weights, threads: u32) -> (usize, usize) {

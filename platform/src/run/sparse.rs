@@ -1,9 +1,9 @@
 //! The tables that the store of a packed model's units works in.
 
 use leanstream_core::sparse::tables::{
-    Bank, Foreseen, Group, Item, Prior, Read, Sizes, Tables, Unit,
+    Bank, Block, Foreseen, Group, Item, Prior, Read, Sizes, Tables, Unit,
 };
-use leanstream_core::stream::tables::Slot;
+use leanstream_core::units::SlotId;
 
 use super::memory::UnitPlan;
 use super::packed::Packed;
@@ -14,7 +14,8 @@ pub struct UnitTables {
     units: Vec<Unit>,
     bits: Vec<u64>,
     priors: Vec<Prior>,
-    slots: Vec<Slot>,
+    vacant: Vec<SlotId>,
+    blocks: Vec<Block>,
     items: Vec<Item>,
     sorted: Vec<Item>,
     groups: Vec<Group>,
@@ -57,7 +58,8 @@ impl UnitTables {
             units: vec![Unit::default(); sizes.units],
             bits: vec![0; sizes.bits],
             priors,
-            slots: vec![Slot::default(); sizes.slots],
+            vacant: vec![SlotId::NONE; sizes.slots],
+            blocks: vec![Block::default(); sizes.blocks],
             items: vec![Item::default(); sizes.items],
             sorted: vec![Item::default(); sizes.items],
             groups: vec![Group::default(); sizes.groups],
@@ -85,7 +87,8 @@ impl UnitTables {
             units: &mut self.units,
             bits: &mut self.bits,
             priors: &self.priors,
-            slots: &mut self.slots,
+            vacant: &mut self.vacant,
+            blocks: &mut self.blocks,
             items: &mut self.items,
             sorted: &mut self.sorted,
             groups: &mut self.groups,
