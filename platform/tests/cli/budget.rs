@@ -59,6 +59,31 @@ fn a_budget_too_small_names_one_that_does() {
     assert!(ran.failed(4).contains("--budget"));
 }
 
+/// `bench` named what is enough for the first test, and failed at the second.
+#[test]
+fn the_least_budget_is_that_of_the_test_that_needs_most() {
+    let scratch = Scratch::new("least-of-tests");
+    let model = larger(scratch.join("m.gguf"));
+    let bench = |args: &str| with("bench", &model, &format!("{args} -r 1 -t 2 -o jsonl"));
+    let least = |tests: &str| {
+        let ran = bench(&format!("{tests} --budget 0"));
+        let least = proposed(ran.failed(4));
+        least.trim_end_matches('M').parse::<u64>().unwrap()
+    };
+    let (short, both) = (least("-p 4 -n 0"), least("-p 4 -n 240"));
+    assert!(short < both, "{short} {both}");
+    let ran = bench(&format!("-p 4 -n 240 --budget {both}M"));
+    assert_eq!((ran.code, ran.text().lines().count()), (0, 2), "{ran:?}");
+    // With what is enough for the first one alone, neither is measured.
+    bench(&format!("-p 4 -n 240 --budget {short}M")).failed(4);
+    let ran = bench(&format!("-p 4 -n 240 --budget {short}M,64M"));
+    assert_eq!(ran.code, 4, "{ran:?}");
+    assert_eq!(ran.stderr.matches("too small").count(), 1, "{ran:?}");
+    let text = ran.text();
+    let refused = text.lines().map(|line| line.contains("\"error\":"));
+    assert_eq!(refused.collect::<Vec<_>>(), [true, true, false, false]);
+}
+
 #[test]
 fn a_list_goes_on_after_a_budget_too_small() {
     let scratch = Scratch::new("list");

@@ -168,6 +168,7 @@ impl Bench {
                     ..self.machine()
                 };
                 let mut perplexity = None;
+                let mut told = false;
                 for index in 0..tests.len() {
                     let mut object = self.start(&machine, index)?;
                     if let Some(error) = too_small(&object) {
@@ -175,7 +176,10 @@ impl Bench {
                         if budgets.len() == 1 {
                             return Err(error);
                         }
-                        say(&format!("leanstream: {error}"));
+                        // It is too small for all of its tests.
+                        if !std::mem::replace(&mut told, true) {
+                            say(&format!("leanstream: {error}"));
+                        }
                         rows.failed = Some(error.exit_code());
                         object.remove("table");
                     } else {

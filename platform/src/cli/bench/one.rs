@@ -12,7 +12,8 @@ use crate::cli::select;
 use crate::cli::setup::{self, Need};
 use crate::error::Error;
 use crate::pack::calibrate;
-use crate::run::model::Info;
+use crate::run::memory;
+use crate::run::model::{Info, Weights};
 use crate::run::session::{Memory, Options, Session, Stats, Wanted};
 use crate::text;
 use leanstream_core::ledger::Kind;
@@ -62,31 +63,20 @@ impl Bench {
         self.stand_in(&info, &mut weights)?;
         let pass_bytes = weights.pass_bytes();
         let feed = self.feed(&info)?;
-        // Generation follows this; the first pass of any model fills its cache, it isn't generation.
-        let (prompt, untimed) = match (&feed, test.prompt) {
-            (_, prompt @ 1..) => (prompt as usize, 0),
-            // A prompt would go by the gates.
-            (Feed::MadeUp { .. }, 0) if self.trace.is_some() => (1, UNTIMED),
-            (Feed::MadeUp { .. }, 0) => (1, 0),
-            (Feed::Text { .. }, 0) => (PROMPT, UNTIMED),
-        };
-        let need = Need {
-            context: (prompt + untimed) as u32 + test.generated,
-            prompt: prompt as u32,
-            score: false,
-            one_by_one: false,
-            wanted: Wanted::BEST,
-        };
+        let (prompt, untimed) = self.before(test, &feed);
+        let need = self.need(test, &feed);
         let held = held();
         let options = Options {
             watched: true,
             ..self.machine().options(&info, &weights, need, held)?
         };
-        let mut memory = match Memory::new(&info, &mut weights, &options, held) {
-            Ok(memory) => memory,
-            Err(error) if alone => return Err(error),
-            Err(error) => return Err(tell(error, &info, &options, test)),
-        };
+        let mut memory = self
+            .room_for_all(&feed, &info, &weights, held)
+            .and_then(|()| Memory::new(&info, &mut weights, &options, held))
+            .map_err(|error| match alone {
+                true => error,
+                false => tell(error, &info, &options, test),
+            })?;
         self.refuse_large(&options)?;
         let arena = memory.plan.ledger.get(Kind::Arena);
         let batch = memory.plan.batch;
@@ -209,6 +199,55 @@ impl Bench {
             object.extend(sparse(&options, &total, wall, (test, timed)));
         }
         Ok(std::mem::take(object))
+    }
+
+    /// Tokens of the prompt, and those that are generated before it counts. The first pass of any model
+    /// fills its cache, it isn't generation.
+    fn before(&self, test: Test, feed: &Feed) -> (usize, usize) {
+        match (feed, test.prompt) {
+            (_, prompt @ 1..) => (prompt as usize, 0),
+            // A prompt would go by the gates.
+            (Feed::MadeUp { .. }, 0) if self.trace.is_some() => (1, UNTIMED),
+            (Feed::MadeUp { .. }, 0) => (1, 0),
+            (Feed::Text { .. }, 0) => (PROMPT, UNTIMED),
+        }
+    }
+
+    /// What a test asks for.
+    fn need(&self, test: Test, feed: &Feed) -> Need {
+        let (prompt, untimed) = self.before(test, feed);
+        Need {
+            context: (prompt + untimed) as u32 + test.generated,
+            prompt: prompt as u32,
+            score: false,
+            one_by_one: false,
+            wanted: Wanted::BEST,
+        }
+    }
+
+    /// Refuses a budget that is too small for one of the tests, before any of them is measured: what is named
+    /// does for all.
+    fn room_for_all(
+        &self,
+        feed: &Feed,
+        info: &Info,
+        weights: &Weights,
+        held: u64,
+    ) -> Result<(), Error> {
+        let mut most = (0, Ok(()));
+        for test in self.tests()? {
+            let need = self.need(test, feed);
+            let options = self.machine().options(info, weights, need, held)?;
+            let request = options.request(held, options.open(info)?.align());
+            match memory::plan(info, weights, &request) {
+                Err(Error::Budget { least, .. }) if least <= most.0 => {}
+                Err(error @ Error::Budget { least, .. }) => most = (least, Err(error)),
+                other => {
+                    other?;
+                }
+            }
+        }
+        most.1
     }
 
     /// What this model takes in.
