@@ -15,6 +15,9 @@ use crate::budget::parse_size;
 use crate::error::Error;
 use crate::trace::{Kept, Machine, Outcome, Recall, Sets, belady_by_layer, least_slots, simulate};
 
+/// Budgets, where none are given.
+const BUDGETS: &str = "10%,25%,50%";
+
 /// Bytes of a chunk, where neither the trace nor the command line says it.
 const CHUNK_BYTES: u32 = 4096;
 
@@ -30,9 +33,10 @@ pub struct Replay {
     /// policies, a comma list (default: refine,lru-window,oneshot,static,lfu,belady)
     #[argh(option)]
     policy: Option<String>,
-    /// budgets of the units alone, a comma list; sizes or shares of all units (default: 10%,25%,50%)
-    #[argh(option, default = "\"10%,25%,50%\".into()")]
-    budget: String,
+    /// budgets of the units alone, a comma list; sizes or shares of all units (default: those of 10%,25%,50%
+    /// that are large enough)
+    #[argh(option)]
+    budget: Option<String>,
     /// microseconds before a read's first byte (default: 80)
     #[argh(option, default = "80")]
     latency_us: u32,
@@ -113,7 +117,8 @@ impl Replay {
         let warm = (sets.tokens / 4).max(1);
         let recall = sets.recall();
         let mut rows = Vec::new();
-        for budget in self.budgets(&sets, &machine)? {
+        let (budgets, result) = self.budgets(&sets, &machine)?;
+        for budget in budgets {
             let first = rows.len();
             let (mut least, mut least_by_layer) = (None, None);
             let slots = budget / u64::from(machine.unit_bytes);
@@ -140,6 +145,9 @@ impl Replay {
                 row.least_by_layer = least_by_layer;
             }
         }
+        if rows.is_empty() {
+            return result;
+        }
         print(&if self.json {
             let rows: Vec<Value> = rows.iter().map(object).collect();
             let stages: Vec<Value> = recall.iter().map(stage).collect();
@@ -156,7 +164,8 @@ impl Replay {
         } else {
             rows.iter()
                 .fold(String::new(), |out, row| format!("{out}{}\n", object(row)))
-        })
+        })?;
+        result
     }
 
     fn policies(&self) -> Result<Vec<Name>, Error> {
@@ -213,34 +222,34 @@ impl Replay {
         })
     }
 
-    fn budgets(&self, sets: &Sets, machine: &Machine) -> Result<Vec<u64>, Error> {
+    /// Those that hold enough units, and how the command ends: one that was asked for and is too small says so,
+    /// and the others are replayed all the same.
+    fn budgets(
+        &self,
+        sets: &Sets,
+        machine: &Machine,
+    ) -> Result<(Vec<u64>, Result<(), Error>), Error> {
         let unit_bytes = u64::from(machine.unit_bytes);
         let whole = u64::from(sets.layers) * u64::from(sets.units) * unit_bytes;
         let least = u64::from(least_slots(sets)) * unit_bytes;
-        let mut budgets = Vec::new();
-        let mut most = 0;
-        for item in self.budget.split(',') {
+        let (mut budgets, mut small) = (Vec::new(), Vec::new());
+        for item in self.budget.as_deref().unwrap_or(BUDGETS).split(',') {
             let budget = parse_size(item.trim(), Some(whole))
                 .map_err(|error| Error::Usage(format!("--budget: {error}")))?;
-            most = most.max(budget);
             if budget >= least {
                 budgets.push(budget);
             } else {
-                say(&format!(
-                    "leanstream: --budget {} holds too few units and is left out; at least {least} bytes ({:.1}%) are needed",
-                    item.trim(),
-                    least as f64 * 100.0 / whole as f64
-                ));
+                small.push((item.trim(), budget));
             }
         }
-        if budgets.is_empty() {
-            return Err(Error::Budget {
-                budget: most,
-                least,
-                table: String::new(),
-            });
+        for (item, bytes) in &small {
+            say(&format!(
+                "leanstream: --budget {item}: {bytes} bytes hold too few units; at least {least} ({:.1}% of all) are needed",
+                least as f64 * 100.0 / whole as f64
+            ));
         }
-        Ok(budgets)
+        let ended = budgets.is_empty() || self.budget.is_some() && !small.is_empty();
+        Ok((budgets, if ended { Err(Error::Told(4)) } else { Ok(()) }))
     }
 }
 

@@ -107,15 +107,29 @@ fn recorded(scratch: &Scratch) -> PathBuf {
     trace
 }
 
-/// A budget too small for a layer is left out of a list; alone it is an error of its own.
+/// A budget too small for a layer is told, and the others of the list have their rows; it ended with 0.
 #[test]
-fn budgets_too_small_are_left_out() {
+fn budgets_too_small_are_told() {
     let scratch = Scratch::new("trace-budgets");
     let trace = recorded(&scratch);
     let ran = replay(&trace, "--json --policy static --budget 1,100% --queue 255");
-    assert!(ran.stderr.contains("--budget 1 holds too few"), "{ran:?}");
-    assert_eq!(ran.json()["results"].as_array().expect("rows").len(), 1);
-    replay(&trace, "--policy static --budget 1").failed(4);
+    assert_eq!(ran.code, 4, "{ran:?}");
+    assert!(ran.stderr.contains("--budget 1: 1 bytes"), "{ran:?}");
+    let told: Value = serde_json::from_slice(&ran.stdout).expect("an object");
+    assert_eq!(told["results"].as_array().expect("rows").len(), 1);
+    let ran = replay(&trace, "--policy static --budget 1,0%");
+    assert_eq!(ran.failed(4).lines().count(), 2, "{ran:?}");
+    // What is named does.
+    let (_, least) = ran.stderr.split_once("at least ").expect("the least");
+    let least: u64 = least.split(' ').next().unwrap().parse().expect("bytes");
+    let args = |bytes: u64| format!("--policy static --budget {bytes}");
+    assert_eq!(replay(&trace, &args(least)).code, 0);
+    replay(&trace, &args(least - 1)).failed(4);
+    // Of budgets that nobody asked for those that do are enough: here all units of a layer are used by
+    // each token, which 10% have no room for.
+    let ran = replay(&trace, "--policy static");
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.stderr.contains("--budget 10%: "), "{ran:?}");
 }
 
 /// Misses stand as multiples of Belady's, of a cache in common and of one for each layer.
