@@ -6,8 +6,8 @@ use leanstream_core::sparse::retain::{Cause, Retain, Seen};
 use leanstream_core::sparse::store::slots_least;
 use leanstream_core::sparse::tables::{Bank, Foreseen, Prior, Sizes};
 use leanstream_core::sparse::{Choice, Chosen, Counters, Grouping, Reach, Select, Store};
-use leanstream_core::stream::Worth;
-use leanstream_core::units::{FileId, ReadId};
+use leanstream_core::stream::{Lost, Worth};
+use leanstream_core::units::{Extent, FileId, ReadId};
 
 use tables::Owned;
 
@@ -280,6 +280,74 @@ fn faults_change_no_result() {
             ..machine(seed)
         };
         assert_eq!(run(&calm).1, run(&storm).1, "seed {seed}");
+    }
+}
+
+/// A failing device used to be told as a damaged file: what the last try met is what is told.
+#[test]
+fn a_fault_says_how_the_last_read_ended() {
+    #[derive(Clone, Copy)]
+    enum Try {
+        Unread,
+        Corrupt,
+        BadChecksum,
+    }
+    use Try::{BadChecksum, Corrupt, Unread};
+    for tries in [
+        [Unread, Unread, Unread],
+        [BadChecksum, Corrupt, Unread],
+        [Unread, Unread, BadChecksum],
+        [Unread, Unread, Corrupt],
+        [BadChecksum, BadChecksum, BadChecksum],
+    ] {
+        let banks = [Bank {
+            file: FileId(3),
+            offset: 8192,
+            unit_bytes: 100,
+            first: 0,
+            count: 200,
+        }];
+        let sizes = Sizes::of(&banks, slots_least(200), 2);
+        let mut tables = Owned::new(banks.to_vec(), vec![Prior::new(0.2); 200], sizes, 8);
+        let reach = Reach {
+            align: 512,
+            window_max: 4096,
+            gap_max: 0,
+            ahead_max: 1,
+        };
+        let mut store = Store::new(tables.lend(), Frequency { slack: 0 }, reach);
+        store.begin(1);
+        store.choose(Choice {
+            bank: 0,
+            chosen: &[Chosen {
+                index: 150,
+                importance: 1.0,
+                share: 1.0,
+            }],
+            scores: None,
+            grouping: Grouping::Importance,
+            select: Select::All,
+        });
+        for outcome in tries {
+            assert_eq!(store.fault(), None, "three tries are made");
+            let request = store.poll_read().expect("a read for the unit");
+            let outcome = match outcome {
+                Unread => ReadOutcome::Failed,
+                Corrupt => ReadOutcome::Corrupt,
+                BadChecksum => ReadOutcome::Filled,
+            };
+            store.read_ended(request.read, outcome, |_| false);
+        }
+        let lost = match tries[2] {
+            Unread => Lost::Unread(Extent {
+                file: FileId(3),
+                offset: 8192 + 150 * 100 / 512 * 512,
+                len: 512,
+            }),
+            Corrupt | BadChecksum => Lost::Damaged,
+        };
+        let fault = store.fault().expect("it is given up");
+        assert_eq!((fault.bank, fault.index, fault.lost), (0, 150, lost));
     }
 }
 

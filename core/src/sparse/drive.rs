@@ -130,6 +130,7 @@ impl<R: Retain, C: Units> Side<C> for Beside<'_, '_, R> {
             bank: fault.bank,
             index: fault.index,
             attempts: ATTEMPTS_MAX,
+            lost: fault.lost,
         })
     }
 

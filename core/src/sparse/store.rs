@@ -21,6 +21,7 @@ use super::retain::{Cause, Retain};
 use super::tables::{Bank, Foreseen, Group, Item, Place, Prior, Read, SETS, Tables, Unit, Wanted};
 use super::use_count::{UseCount, faded};
 use crate::port::ReadOutcome;
+use crate::stream::Lost;
 use crate::stream::policy::Worth;
 use crate::units::{Extent, ReadId, SlotId};
 
@@ -68,6 +69,8 @@ pub struct Fault {
     pub bank: u32,
     /// Which unit of the bank.
     pub index: u32,
+    /// How the last of the reads for it ended.
+    pub lost: Lost,
 }
 
 /// See the [module](self).
@@ -357,11 +360,20 @@ impl<'m, R: Retain> Store<'m, R> {
             self.counters.failed += 1;
         }
         let Bank {
+            file,
             offset: bank_offset,
             unit_bytes,
             first: bank_first,
             ..
         } = self.banks[bank as usize];
+        let lost = match outcome {
+            ReadOutcome::Failed => Lost::Unread(Extent {
+                file,
+                offset,
+                len: bytes,
+            }),
+            ReadOutcome::Filled | ReadOutcome::Corrupt => Lost::Damaged,
+        };
         for index in first..first + count {
             let unit = bank_first + index;
             let entry = self.units[unit as usize];
@@ -382,7 +394,7 @@ impl<'m, R: Retain> Store<'m, R> {
                 self.arrived(unit);
             } else {
                 self.counters.corrupt += u64::from(filled);
-                self.lost(bank, index, slot);
+                self.lost(bank, index, slot, lost);
             }
         }
     }
@@ -400,7 +412,7 @@ impl<'m, R: Retain> Store<'m, R> {
         }
     }
 
-    fn lost(&mut self, bank: u32, index: u32, slot: SlotId) {
+    fn lost(&mut self, bank: u32, index: u32, slot: SlotId, lost: Lost) {
         let unit = self.banks[bank as usize].first + index;
         self.vacate(slot);
         bits::put(self.ahead, unit, false);
@@ -410,7 +422,7 @@ impl<'m, R: Retain> Store<'m, R> {
         if entry.wanted() != Wanted::No {
             bits::put(self.absent, unit, true);
             if entry.fail() >= ATTEMPTS_MAX {
-                self.fault = Some(Fault { bank, index });
+                self.fault = Some(Fault { bank, index, lost });
             }
             self.cursor = 0;
         }

@@ -19,7 +19,7 @@ use super::policy::Policy;
 use super::queue::Queue;
 use super::tables::{Mark, Place, Read, ReadState, Step, Tables};
 use crate::port::{ComputeEvent, ReadCommand, ReadOutcome, Work};
-use crate::units::{Piece, PieceId, ReadId, SlotId, StepId};
+use crate::units::{Extent, Piece, PieceId, ReadId, SlotId, StepId};
 
 /// Times a read is tried.
 pub const ATTEMPTS_MAX: u8 = 3;
@@ -82,9 +82,20 @@ pub enum Fault {
         index: u32,
         /// Tries.
         attempts: u8,
+        /// How the last of them ended.
+        lost: Lost,
     },
     /// [`Engine::stop`] was called.
     Stopped,
+}
+
+/// Why a read brought nothing of use: a device that fails and a file that is damaged want different help.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lost {
+    /// The read itself failed; the backend keeps the reason under this extent.
+    Unread(Extent),
+    /// The bytes came, and their checksum is wrong.
+    Damaged,
 }
 
 /// Totals since the engine was made.

@@ -14,6 +14,6 @@ pub mod queue;
 mod run;
 pub mod tables;
 
-pub use engine::{Action, Counters, Engine, Event, Fault};
+pub use engine::{Action, Counters, Engine, Event, Fault, Lost};
 pub use policy::{Policy, Worth, cyclic::Cyclic, lru::Lru};
 pub use tables::{Mark, Read, Slot, Step, Tables};

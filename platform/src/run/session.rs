@@ -11,8 +11,8 @@ use leanstream_core::plan::pieces;
 use leanstream_core::sparse::retain::Policy;
 use leanstream_core::sparse::{Beside, Store};
 use leanstream_core::stream::policy::cyclic::Cyclic;
-use leanstream_core::stream::{Engine, Event, Fault, drive};
-use leanstream_core::units::PieceId;
+use leanstream_core::stream::{Engine, Event, Fault, Lost, drive};
+use leanstream_core::units::{Extent, PieceId};
 
 use super::clock::{Clock, Clocked};
 use super::compute::Cpu;
@@ -374,36 +374,44 @@ impl Session<'_> {
                 bank,
                 index,
                 attempts,
+                lost,
             } => {
                 let unit = if bank < self.compute.shared().head_bank() {
                     format!("unit {index} of layer {bank}")
                 } else {
                     format!("row {index} of the head")
                 };
-                Error::model(
-                    &self.paths[0],
-                    format_args!(
-                        "{unit} could not be read in {attempts} tries, or its checksum is wrong; check the file with \
-                         leanstream verify"
+                match lost {
+                    Lost::Unread(extent) => self.unread(&extent, attempts, &format!(" for {unit}")),
+                    Lost::Damaged => Error::model(
+                        &self.paths[0],
+                        format_args!(
+                            "{unit} could not be read whole in {attempts} tries: its checksum is wrong; check the file with \
+                             leanstream verify"
+                        ),
                     ),
-                )
+                }
             }
             Fault::Stopped => Error::Signal(self.watch.stop.load(Ordering::Relaxed)),
             Fault::Unreadable { piece, attempts } => {
-                let extent = self.engine.piece(piece).extent;
-                let storage = self.storage();
-                let reason = storage
-                    .reason(&extent)
-                    .map_or_else(String::new, |error| format!(": {error}"));
-                Error::Io {
-                    path: self.paths[usize::from(extent.file.0)].clone(),
-                    what: "read its weights",
-                    source: std::io::Error::other(format!(
-                        "{} bytes at {} failed {attempts} times{reason}",
-                        extent.len, extent.offset
-                    )),
-                }
+                self.unread(&self.engine.piece(piece).extent, attempts, "")
             }
+        }
+    }
+
+    /// A device that fails, in the words of the operating system.
+    fn unread(&self, extent: &Extent, attempts: u8, purpose: &str) -> Error {
+        let reason = self
+            .storage()
+            .reason(extent)
+            .map_or_else(String::new, |error| format!(": {error}"));
+        Error::Io {
+            path: self.paths[usize::from(extent.file.0)].clone(),
+            what: "read its weights",
+            source: std::io::Error::other(format!(
+                "{} bytes at {}{purpose} failed {attempts} times{reason}",
+                extent.len, extent.offset
+            )),
         }
     }
 }

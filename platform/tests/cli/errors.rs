@@ -3,8 +3,13 @@
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 
+use leanstream::synth::vocab::Vocab;
+use leanstream::synth::{Arch, Spec};
+use leanstream_core::quant::QuantType;
+
 use crate::common::Scratch;
-use crate::common::cli::{small, with};
+use crate::common::cli::{finish, program, small, with};
+use crate::common::packs::Read;
 
 #[test]
 fn models_that_cannot_be_read() {
@@ -50,6 +55,60 @@ fn reads_that_fail_for_good_exit_5() {
         let args = format!("-p the -n 3 --fault seed=1,fail=100% --io {io}");
         let ran = with("run", &model, &args);
         assert!(ran.failed(5).contains("m.gguf"), "{ran:?}");
+    }
+}
+
+/// A failing device used to end as a damaged file when the read was of a unit or of a head's row.
+#[test]
+fn a_failing_device_is_told_from_a_damaged_pack() {
+    let scratch = Scratch::new("fail-units");
+    let (from, pack) = (scratch.join("m.gguf"), scratch.join("m.lean"));
+    let spec = Spec {
+        vocab: 2500,
+        ..Spec::small(Arch::Llama, QuantType::Q4_0, 9)
+    };
+    spec.write(&Vocab::BuiltIn, &from).expect("a model");
+    for (packing, args, what) in [
+        ("units", "--budget ffn:20%", "of layer 1"),
+        ("matrices", "--head exact", "of the head"),
+    ] {
+        let mut command = program(["pack", "--ffn", packing]);
+        let packed = finish(command.arg(&from).arg(&pack).spawn().unwrap());
+        assert_eq!(packed.code, 0, "{packed:?}");
+        let run = |more: &str| {
+            let common = "-p the -n 60 --temp 1.3 -s 1 --ignore-eos --json";
+            with("run", &pack, &format!("{common} {args} {more}"))
+        };
+        // Few enough reads fail that the matrices come in, so many that a unit fails three times.
+        let found = (1..40).any(|seed| {
+            let ran = run(&format!("--fault seed={seed},fail=20%"));
+            if ran.code == 0 {
+                return false;
+            }
+            let said = ran.failed(5);
+            assert!(
+                said.contains("m.lean") && said.contains("injected fault"),
+                "{said}"
+            );
+            said.contains(what)
+        });
+        assert!(found, "nothing {what} ever failed");
+        // Bytes that come and are wrong.
+        let sound = Read::open(&pack);
+        let place = match sound.layers.get(1) {
+            Some(layer) => layer.units,
+            None => sound.head.expect("a head").units,
+        };
+        let mut file = sound.file;
+        let bytes = place.offset as usize..(place.offset + place.bytes) as usize;
+        file[bytes].iter_mut().for_each(|byte| *byte ^= 0x55);
+        fs::write(&pack, file).unwrap();
+        let ran = run("");
+        let said = ran.failed(3);
+        assert!(
+            said.contains(what) && said.contains("checksum is wrong"),
+            "{said}"
+        );
     }
 }
 
