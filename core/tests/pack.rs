@@ -178,22 +178,22 @@ fn every_key_counts() {
         (
             "lean.quality.loss",
             Some((9, f32s(&LOSSES[1..]))),
-            "lean.quality.loss must be 12 singles",
+            "lean.quality.loss must be 16 singles",
         ),
         (
             "lean.quality.loss",
-            Some((9, f32s(&[-0.1; 12]))),
-            "lean.quality.loss must be 12 singles",
+            Some((9, f32s(&[-0.1; 16]))),
+            "lean.quality.loss must be 16 singles",
         ),
         (
             "lean.quality.loss",
-            Some((9, f32s(&[f32::NAN; 12]))),
-            "lean.quality.loss must be 12 singles",
+            Some((9, f32s(&[f32::NAN; 16]))),
+            "lean.quality.loss must be 16 singles",
         ),
         (
             "lean.quality.loss",
-            Some((9, u32s(&[0; 12]))),
-            "lean.quality.loss must be 12 singles",
+            Some((9, u32s(&[0; 16]))),
+            "lean.quality.loss must be 16 singles",
         ),
         ("lean.quality.tokens", None, "lacks lean.quality.tokens"),
         // Super-blocks of 256 don't divide rows of 64.
@@ -487,6 +487,13 @@ impl plan::Sink for Ignore {
 fn quality_may_be_unknown() {
     let lie = Lie {
         key: "lean.quality.loss",
+        ..Lie::default()
+    };
+    assert_eq!(read(&pack(&lie)).unwrap().unwrap().quality, None);
+    // It was not measured with little in memory.
+    let lie = Lie {
+        key: "lean.quality.loss",
+        value: Some((9, f32s(&LOSSES[4..]))),
         ..Lie::default()
     };
     assert_eq!(read(&pack(&lie)).unwrap().unwrap().quality, None);

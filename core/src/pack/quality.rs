@@ -5,8 +5,11 @@ use crate::plan::Model;
 
 use super::{PackError, value};
 
-/// Shares of the neurons that had room in memory when the loss was measured.
-pub const SHARES: [f32; 3] = [0.10, 0.25, 0.50];
+/// Shares of the neurons that had room in memory when the loss was measured; 0: as few as can be.
+pub const SHARES: [f32; 4] = [0.0, 0.10, 0.25, 0.50];
+
+/// Losses of packs that were written before it was measured with as few neurons in memory as can be.
+const LOSSES_BEFORE: usize = 12;
 
 /// Shares of a layer's active neurons that were read when they were missing; nothing is lost with 1.
 pub const KEEPS: [f32; 4] = [0.9, 0.7, 0.5, 0.3];
@@ -38,7 +41,7 @@ impl Quality {
         Self { loss, tokens }
     }
 
-    /// As the metadata says; `None` when it wasn't measured.
+    /// As the metadata says; `None` when it wasn't measured, or not with so few neurons in memory as there may be.
     ///
     /// # Errors
     /// Keys of another kind, or losses that are none.
@@ -48,13 +51,18 @@ impl Quality {
         }
         let wrong = PackError::Key {
             key: LOSS_KEY,
-            expected: "12 singles that are not negative",
+            expected: "16 singles that are not negative",
         };
         let array = value(model, LOSS_KEY)?
             .as_array()
             .filter(|array| array.element_type() == ValueType::F32)
-            .filter(|array| array.len() == SHARES.len() * KEEPS.len())
             .ok_or(wrong)?;
+        if array.len() == LOSSES_BEFORE {
+            return Ok(None);
+        }
+        if array.len() != SHARES.len() * KEEPS.len() {
+            return Err(wrong);
+        }
         let mut loss = [[0.0; KEEPS.len()]; SHARES.len()];
         for (index, loss) in loss.as_flattened_mut().iter_mut().enumerate() {
             *loss = array
@@ -76,8 +84,8 @@ impl Quality {
     }
 
     /// The loss to be expected where `share` of the neurons have room in memory and `keep` of the
-    /// active ones are read when missing: between what was measured on straight lines, beyond the least
-    /// and the largest share as at them. `None` below the least keep.
+    /// active ones are read when missing: between what was measured on straight lines, beyond the largest
+    /// share as at it. `None` below the least keep.
     pub fn loss(&self, share: f32, keep: f32) -> Option<f32> {
         let (mut above, mut least) = (1.0, 0.0);
         for (index, &below) in KEEPS.iter().enumerate() {
@@ -135,6 +143,7 @@ mod tests {
 
     fn quality() -> Quality {
         let loss = [
+            [0.03, 0.07, 0.20, 0.90],
             [0.02, 0.05, 0.15, 0.60],
             [0.01, 0.03, 0.09, 0.40],
             [0.00, 0.01, 0.04, 0.20],
@@ -167,7 +176,7 @@ mod tests {
         assert!(near(quality.loss(0.375, 0.7).unwrap(), 0.02));
         assert!(near(quality.loss(0.75, 0.7).unwrap(), 0.01));
         assert!(near(quality.loss(1.0, 0.3).unwrap(), 0.20));
-        assert!(near(quality.loss(0.01, 0.7).unwrap(), 0.05));
+        assert!(near(quality.loss(0.05, 0.7).unwrap(), 0.06));
         let (keep, loss) = quality.keep_within(0.25, 0.06);
         assert!(near(keep, 0.6) && near(loss, 0.06));
         let (keep, loss) = quality.keep_within(0.25, 9.0);
@@ -178,7 +187,7 @@ mod tests {
 
     #[test]
     fn chance_is_levelled() {
-        let level = Quality::new([[-0.01, 0.03, 0.02, 0.04]; 3], 1);
+        let level = Quality::new([[-0.01, 0.03, 0.02, 0.04]; SHARES.len()], 1);
         assert_eq!(level.loss[0], [0.0, 0.03, 0.03, 0.04]);
         // All of a plain row may be left out.
         assert!(near(level.keep_within(0.1, 0.035).0, 0.4));

@@ -54,7 +54,7 @@ pub struct Pack {
     #[argh(option)]
     calibrate: Option<PathArg>,
     /// a text of 512 or 1,024 tokens; measures on it what leaving out neurons costs, so that --tolerance
-    /// can choose how many (thirteen runs over it, one token at a time)
+    /// can choose how many (seventeen runs over it, one token at a time)
     #[argh(option)]
     quality: Option<PathArg>,
     /// print one JSON object

@@ -19,7 +19,7 @@ use crate::text;
 /// Tokens of a chunk, of which the second half is scored.
 const CHUNK: usize = 512;
 
-/// Chunks that are scored at most: a decoded token each, thirteen times over.
+/// Chunks that are scored at most: a decoded token each, seventeen times over.
 const CHUNKS_MAX: usize = 2;
 
 /// The tokens of `text` that are measured on: whole chunks.
