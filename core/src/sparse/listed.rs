@@ -1,6 +1,5 @@
-//! Which slots may be taken, in order of worth. Listing a unit anew costs more than asking for its worth, for
-//! its neighbours in both lists lie anywhere in memory; so a unit whose order can't matter soon stays where it
-//! is.
+//! Which slots may be taken, in order of worth. Listing a unit anew costs more than asking for its worth, and leaves
+//! a stale entry behind; so a unit whose order can't matter soon stays where it is.
 
 use super::bits;
 use super::retain::{Cause, Retain};
