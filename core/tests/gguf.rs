@@ -46,6 +46,18 @@ fn values_of_every_type() {
         assert_eq!(get("bytes").as_bytes(), Some(&b"\xff\x00"[..]));
         assert_eq!(get("bytes").as_str(), None);
         assert_eq!(get("last").as_u32(), Some(9));
+        let at = |key: &str| gguf.value_offset(key).map(|at| at as usize);
+        for (key, bytes) in [
+            ("u8", &[200][..]),
+            ("u32", &4_000_000_000u32.to_le_bytes()),
+            ("bytes", &[2, 0, 0, 0, 0, 0, 0, 0, 0xff, 0]),
+            // Behind arrays.
+            ("last", &9u32.to_le_bytes()),
+        ] {
+            let at = at(key).unwrap_or_else(|| panic!("no {key}"));
+            assert_eq!(&file[at..at + bytes.len()], bytes, "{key}");
+        }
+        assert_eq!(at("lastly"), None);
         assert!(gguf.get("lastly").is_none());
         assert!(gguf.get("").is_none());
     }

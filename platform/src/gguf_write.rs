@@ -269,8 +269,10 @@ impl Header {
             current: 0,
             left: 0,
             written: 0,
+            header_bytes: 0,
         };
         let header = self.encode();
+        writer.header_bytes = header.len() as u64;
         writer.put(&header)?;
         writer.written = 0;
         writer.advance()?;
@@ -343,6 +345,7 @@ pub struct Writer {
     left: u64,
     /// Bytes of data so far, with padding.
     written: u64,
+    header_bytes: u64,
 }
 
 impl Writer {
@@ -370,6 +373,11 @@ impl Writer {
             self.advance()?;
         }
         Ok(())
+    }
+
+    /// Bytes before the tensors' data.
+    pub fn header_bytes(&self) -> u64 {
+        self.header_bytes
     }
 
     /// CRC32C of each tensor's bytes so far, without padding.

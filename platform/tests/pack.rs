@@ -3,15 +3,18 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 
-use common::packs::{Read, TEXT, options, pack_with, tensor};
+use common::packs::{Read, TEXT, options, pack_with, reseal, tensor};
 use common::{Scratch, relative_l2};
+use leanstream::pack::header::check_header;
 use leanstream::pack::{Options, is_sound};
+use leanstream::run::model::Headers;
 use leanstream::run::session;
 use leanstream::synth::vocab::{LEAST, Vocab};
 use leanstream::synth::{Arch, Spec};
 use leanstream_core::gguf::{Gguf, Value};
-use leanstream_core::pack::{Down, Order};
+use leanstream_core::pack::{Down, Ffn, Order};
 use leanstream_core::quant::{QuantType, decode};
 
 fn two_layers(arch: Arch, ty: QuantType) -> Spec {
@@ -290,6 +293,47 @@ fn other_orders_and_types() {
     let ff = spec.ff as usize;
     assert!(stats[..ff].iter().all(|share| *share == 0.5));
     assert_eq!(stats[ff..2 * ff], stats[2 * ff..]);
+}
+
+/// A bit of any byte before the tensors' data is found, those of the checksum's own keys too.
+#[test]
+fn every_byte_of_the_header_is_checked() {
+    let scratch = Scratch::new("pack-header");
+    let (from, to) = (scratch.join("model.gguf"), scratch.join("model.lean"));
+    let spec = two_layers(Arch::Llama, QuantType::Q8_0);
+    spec.write(&Vocab::BuiltIn, &from).expect("a model");
+    for ffn in [Ffn::Units, Ffn::Matrices] {
+        let plain = Options {
+            ffn,
+            calibrate: None,
+            ..options()
+        };
+        pack_with(&from, &to, &plain).expect("a pack");
+        let verify = || Headers::open(&to).and_then(|headers| check_header(&headers));
+        assert!(verify().expect("sound"), "a pack's header is checked");
+        // What a reader makes of FORMAT.md.
+        let sound = fs::read(&to).unwrap();
+        let mut sealed = sound.clone();
+        reseal(&mut sealed);
+        assert!(sealed == sound);
+        let gguf = Gguf::parse(&sound, sound.len() as u64).unwrap();
+        let bytes = gguf.data_offset();
+        assert_eq!(gguf.get("lean.header.bytes").unwrap().as_u64(), Some(bytes));
+        let file = fs::File::options().write(true).open(&to).unwrap();
+        for at in 0..bytes {
+            let byte = sound[at as usize];
+            file.write_all_at(&[byte ^ 1 << (at % 8)], at).unwrap();
+            match verify() {
+                Err(error) => assert_eq!(error.exit_code(), 3, "byte {at}: {error}"),
+                Ok(_) => panic!("byte {at} of {bytes} may be damaged"),
+            }
+            file.write_all_at(&[byte], at).unwrap();
+        }
+        assert!(fs::read(&to).unwrap() == sound);
+    }
+    // A model, and packs from before there was a checksum, have none.
+    let headers = Headers::open(&from).unwrap();
+    assert!(!check_header(&headers).expect("a model"));
 }
 
 /// Which thread comes first, and how prompts are cut, changes no byte.

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use common::Scratch;
 use common::cli::{BIN, Ran, finish, larger, program, small, with};
-use common::packs::{Read, TEXT};
+use common::packs::{Read, TEXT, reseal};
 use leanstream::synth::vocab::Vocab;
 use leanstream::synth::{Arch, Spec};
 use leanstream_core::gguf::Gguf;
@@ -50,6 +50,7 @@ fn a_pack_is_made_checked_and_shown() {
     // Two layers of 512 neurons, and the head.
     let head = Read::open(&to).head.unwrap().count;
     assert_eq!(checked["units_checked"], 2 * 512 + head);
+    assert_eq!(checked["header_checked"], true);
     assert_eq!(checked["source_sha256"], sum);
     let said = with("verify", &to, "").text();
     assert!(
@@ -113,12 +114,45 @@ fn every_tensor_of_a_pack_has_a_checksum() {
     let at = sound.windows(key.len()).position(|w| w == key).unwrap();
     let mut file = sound.clone();
     file[at + key.len() + 4] = 5;
+    reseal(&mut file);
     fs::write(&to, file).unwrap();
     assert!(
         with("verify", &to, "--blocks")
             .failed(3)
             .contains("lean.tensors.crc32c")
     );
+}
+
+/// Damage that leaves a header readable, such as a bit of a rotary base, used to pass.
+#[test]
+fn a_damaged_header_is_found_without_reading_blocks() {
+    let scratch = Scratch::new("pack-header");
+    let from = small(scratch.join("model.gguf"));
+    let to = scratch.join("model.lean");
+    assert_eq!(pack(&from, &to, "--calibrate none").code, 0);
+    let sound = fs::read(&to).unwrap();
+    let spoil = |key: &str, value: &[u8]| {
+        let at = sound.windows(key.len()).position(|w| w == key.as_bytes());
+        let at = at.unwrap_or_else(|| panic!("no {key}")) + key.len() + 4;
+        let mut file = sound.clone();
+        file[at..at + value.len()].copy_from_slice(value);
+        assert!(file != sound, "{key}");
+        fs::write(&to, file).unwrap();
+        with("verify", &to, "")
+    };
+    for (key, value) in [
+        ("llama.rope.freq_base", &10001f32.to_le_bytes()[..]),
+        ("lean.version", &[3]),
+        ("lean.header.bytes", &[1]),
+        ("lean.header.crc32c", &[0; 4]),
+    ] {
+        let ran = spoil(key, value);
+        let said = ran.failed(3);
+        assert!(
+            said.contains("model.lean: its header isn't what was packed"),
+            "{said}"
+        );
+    }
 }
 
 /// A trace says which model it is of; a head alone uses no units.
@@ -267,6 +301,7 @@ fn a_head_alone_is_packed_checked_and_shown() {
     let mut file = read.file.clone();
     let at = at(&file).expect("the matrix's name");
     file[at + 10] = b'x';
+    reseal(&mut file);
     fs::write(&to, &file).unwrap();
     for command in ["verify", "inspect"] {
         let said = with(command, &to, "").failed(3).to_owned();
@@ -332,6 +367,7 @@ fn damage_is_named() {
         .unwrap();
     let mut file = sound.file.clone();
     file[at + key.len() + 4] = 3;
+    reseal(&mut file);
     fs::write(&to, &file).unwrap();
     let said = with("verify", &to, "").failed(3).to_owned();
     assert!(

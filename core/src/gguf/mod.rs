@@ -32,6 +32,9 @@ use cursor::{At, Cursor};
 /// Keys whose place is remembered. Further ones are found by walking.
 const KEYS_INDEXED_MAX: usize = 128;
 
+/// Bytes before the first key: magic, version, two counts.
+const PREAMBLE_BYTES: usize = 4 + 4 + 8 + 8;
+
 /// The least a key and its value can take: an empty key, a type, one byte.
 const PAIR_BYTES_MIN: u64 = 8 + 4 + 1;
 
@@ -149,6 +152,23 @@ impl<'a> Gguf<'a> {
         };
         rest.find(|(found, _)| *found == key)
             .map(|(_, value)| value)
+    }
+
+    /// Where in the file the value of `key` begins, behind its type.
+    pub fn value_offset(&self, key: &str) -> Option<u64> {
+        let mut cursor = self.at(PREAMBLE_BYTES);
+        for index in 0..self.pair_count {
+            let position = cursor.pos();
+            let (found, value) = read_pair(&mut cursor, index).ok()?;
+            if found == key {
+                let key_bytes = size_of::<u64>() + found.len();
+                return Some((position + key_bytes + size_of::<u32>()) as u64);
+            }
+            if let Value::Array(array) = value {
+                array.pass(&mut cursor).ok()?;
+            }
+        }
+        None
     }
 
     /// All keys and values, in the file's order.

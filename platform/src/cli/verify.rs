@@ -14,6 +14,7 @@ use super::output::print;
 use crate::error::Error;
 use crate::fetch::hex;
 use crate::pack::check::describe;
+use crate::pack::header::check_header;
 use crate::run::blocks::{check_blocks, regions};
 use crate::run::model::{Headers, Parts};
 use crate::signals;
@@ -22,8 +23,8 @@ use crate::text::Tokenizer;
 /// Bytes read at a time.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Check a model's structure, that it can run, every unit of a pack, and on request every block of
-/// the weights.
+/// Check a model's structure, that it can run, the header and every unit of a pack, and on request
+/// every block of the weights.
 #[derive(argh::FromArgs)]
 #[argh(subcommand, name = "verify")]
 pub struct Verify {
@@ -46,6 +47,8 @@ impl Verify {
         let path = &self.model.0;
         let headers = Headers::open(path)?;
         let bad = |error: &dyn std::fmt::Display| Error::model(path, error);
+        // First: what else is wrong with a damaged header only follows from it.
+        let header_checked = check_header(&headers)?;
         let pack = describe(&headers)?;
         let (regions, arch, version, sketched) = headers.with(|shards, tensors| {
             let model = Model {
@@ -101,6 +104,7 @@ impl Verify {
                 "sha256": sums,
             });
             if let Some(pack) = &pack {
+                summary["header_checked"] = header_checked.into();
                 summary["units_checked"] = units.into();
                 summary["source_sha256"] = pack.source_sha256.as_str().into();
             }
@@ -111,6 +115,9 @@ impl Verify {
             path.display(),
             regions.len()
         );
+        if header_checked {
+            out.push_str("header: ok\n");
+        }
         if let Some(pack) = &pack {
             out.push_str(&format!(
                 "{units} units: ok\npacked from a model of {} bytes with SHA-256 {}\n",

@@ -9,6 +9,7 @@ pub mod check;
 mod columns;
 mod gate;
 mod head;
+pub mod header;
 mod layout;
 mod order;
 mod quality;
@@ -205,6 +206,7 @@ pub fn pack(
     });
     header.u32s(CRCS_KEY, layout.items.iter().map(|_| 0));
     let crcs_end = header.position();
+    let seal = header::Seal::declare(&mut header);
     for item in &layout.items {
         header.tensor(&item.name, item.ty, &item.dims);
     }
@@ -248,6 +250,7 @@ pub fn pack(
         }
         _ => None,
     };
+    seal.write(&mut writer)?;
     let bytes = writer.finish().map_err(write_error)?;
     let share = |seen: &Seen| {
         let active: u64 = seen.active.iter().map(|n| u64::from(*n)).sum();

@@ -166,3 +166,22 @@ pub fn tensor<'f>(file: &'f [u8], name: &str) -> (&'f [u8], Vec<f32>) {
     }
     (bytes, values)
 }
+
+/// Makes the checksum of a pack's header right again, after a change that isn't meant as damage.
+pub fn reseal(file: &mut [u8]) {
+    let (bytes, at) = {
+        let gguf = Gguf::parse(file, file.len() as u64).expect("a GGUF file");
+        (gguf.data_offset() as usize, crc_at(file))
+    };
+    file[at..at + 4].fill(0);
+    let crc = crc32c::crc32c(&file[..bytes]);
+    file[at..at + 4].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// Where the checksum of a pack's header stands.
+pub fn crc_at(file: &[u8]) -> usize {
+    let key = b"lean.header.crc32c";
+    let key_at = file.windows(key.len()).position(|part| part == key);
+    // Behind the value's type.
+    key_at.expect("a checksum of the header") + key.len() + 4
+}
