@@ -70,6 +70,14 @@ impl<'m> Queue<'m> {
         self.slots[slot.0 as usize].piece = piece.map_or(END, |piece| piece.0);
     }
 
+    /// The worth under which `slot` is listed, if it is.
+    #[inline]
+    pub fn worth(&self, slot: SlotId) -> Option<Worth> {
+        u8::try_from(self.slots[slot.0 as usize].list)
+            .ok()
+            .map(Worth)
+    }
+
     /// The least worth there is.
     #[inline]
     pub fn least(&self) -> Option<Worth> {
@@ -192,7 +200,10 @@ mod tests {
         );
         queue.push_arrived(SlotId(3));
         queue.push_arrived(SlotId(1));
-        assert_eq!(queue.first_arrived(), Some(SlotId(3)));
+        assert_eq!(
+            (queue.first_arrived(), queue.worth(SlotId(3))),
+            (Some(SlotId(3)), None)
+        );
         queue.remove(SlotId(0));
         queue.remove(SlotId(2));
         assert_eq!(queue.least(), None);
