@@ -151,6 +151,21 @@ pub fn refuse_input<'a>(
     Ok(())
 }
 
+/// Refuses to replace what is no file: a directory, a device, a pipe.
+///
+/// # Errors
+/// [`Error::Usage`] when `out` is there and is one of them.
+pub fn refuse_special(out: &Path) -> Result<(), Error> {
+    let why = match std::fs::metadata(out) {
+        Ok(meta) if meta.is_dir() => "is a directory; give the output a file name in it",
+        Ok(meta) if !meta.is_file() => {
+            "is there and is no file, and the output replaces what has its name; give it another name"
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::Usage(format!("{} {why}", out.display())))
+}
+
 /// Refuses to write two files under one name.
 ///
 /// # Errors

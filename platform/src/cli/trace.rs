@@ -8,7 +8,7 @@ use super::args::PathArg;
 use super::output::{Out, say};
 use super::setup::{self, Need, runs_a_model};
 use crate::budget::held;
-use crate::error::{Error, refuse_input};
+use crate::error::{Error, refuse_input, refuse_special};
 use crate::run::session::{Memory, Session, Wanted};
 use crate::text;
 use crate::trace::{Meta, Recorder};
@@ -46,6 +46,7 @@ impl Trace {
                 "-o -: what a trace begins with is written last, which a pipe can't do; name a file".into(),
             ));
         }
+        refuse_special(&self.output.0)?;
         if self.tokens < TOKENS_LEAST {
             return Err(Error::Usage(format!(
                 "-n {}: replay needs a trace of {TOKENS_LEAST} tokens at least",

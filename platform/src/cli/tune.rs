@@ -17,7 +17,7 @@ use crate::alloc::Counting;
 use crate::budget::{held, parse_size};
 use crate::cpu::Kernels;
 use crate::cpu::vector::Vector;
-use crate::error::{Error, mib, refuse_input, refuse_twice};
+use crate::error::{Error, mib, refuse_input, refuse_special, refuse_twice};
 use crate::run::blocks;
 use crate::signals;
 use crate::tune::checkpoint::{self, Identity};
@@ -370,6 +370,11 @@ impl Tune {
             refuse_twice(out, &outputs[..at])?;
         }
         Ok(())
+        // The log is written as it stands, wherever that is.
+        let plot = self.plot.iter().map(|path| path.0.as_path());
+        for out in outputs.iter().copied().chain(plot) {
+            refuse_special(out)?;
+        }
     }
 
     fn storage(&self) -> Storage<'_> {

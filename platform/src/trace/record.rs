@@ -10,7 +10,7 @@ use leanstream_core::trace::{
     STAGES_MAX, tag,
 };
 
-use crate::aside::{self, Aside};
+use crate::aside::Aside;
 use crate::error::Error;
 
 /// Bytes that are gathered before they are written.
@@ -94,8 +94,8 @@ impl Recorder {
             source_sha256: meta.source_sha256,
             name,
         };
-        let (aside, file) = Aside::create(path)
-            .map_err(|source| Error::io(&aside::name(path), "write the trace", source))?;
+        let (aside, file) =
+            Aside::create(path).map_err(|source| Error::io(path, "write the trace", source))?;
         // One record more than the buffer's limit fits, so that it never grows.
         let record = 16 + 2 * meta.units as usize + header.set_bytes();
         let mut recorder = Self {

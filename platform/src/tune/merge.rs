@@ -10,7 +10,7 @@ use std::thread;
 use leanstream_core::gguf::Element;
 use leanstream_core::quant::{self, QuantType};
 
-use crate::error::{Error, refuse_input};
+use crate::error::{Error, refuse_input, refuse_special};
 use crate::gguf_write::{ALIGNMENT_MAX, Header, Writer};
 use crate::pack::quantize::{INSTEAD, encodes, quantize};
 use crate::pack::source::{Region, Source};
@@ -81,12 +81,7 @@ pub fn merge(
     options: &Options<'_>,
     progress: &mut Progress<'_>,
 ) -> Result<Report, Error> {
-    if out.is_dir() {
-        return Err(Error::Usage(format!(
-            "{} is a directory; give the new model a file name in it",
-            out.display()
-        )));
-    }
+    refuse_special(out)?;
     let headers = Headers::open(path)?;
     let inputs = headers.files().map(|(path, _)| path);
     refuse_input(

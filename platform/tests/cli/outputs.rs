@@ -71,11 +71,30 @@ fn what_is_no_file_is_not_replaced() {
     let lab = Lab::new("outputs-no-file");
     let out = lab.scratch.join("socket");
     let _socket = UnixListener::bind(&out).expect("a socket");
-    for (command, ran) in lab.each(&out) {
-        assert!(ran.failed(5).contains("is no file"), "{command}: {ran:?}");
-        let meta = fs::symlink_metadata(&out).expect("it is there");
-        assert!(!meta.is_file(), "{command}");
+    let folder = lab.scratch.join("folder");
+    fs::create_dir(&folder).expect("a folder");
+    for (out, why) in [
+        (out.as_path(), "is no file"),
+        (Path::new("/dev/null"), "is no file"),
+        (&folder, "is a directory"),
+    ] {
+        let plot = lab.scratch.join("a2.gguf");
+        let plot = lab.tune(&plot, &format!("--plot {}", out.display()));
+        for (command, ran) in lab.each(out).into_iter().chain([("plot", plot)]) {
+            let told = ran.failed(2);
+            // By the name that was given, and not that of the file it would grow in.
+            assert!(
+                told.contains(why) && !told.contains(".tmp"),
+                "{command}: {told}"
+            );
+            let meta = fs::symlink_metadata(out).expect("it is there");
+            assert!(!meta.is_file(), "{command}");
+        }
     }
+    let nowhere = lab.scratch.join("no/out");
+    let trace = format!("-p abcdefgh -n 3 --budget 64M -o {}", nowhere.display());
+    let ran = with("trace", &lab.pack, &trace);
+    assert!(ran.failed(5).contains("no/out: cannot"), "{}", ran.stderr);
 }
 
 #[test]

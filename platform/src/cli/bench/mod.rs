@@ -26,7 +26,7 @@ use super::output::{Out, say};
 use super::plot::Plot;
 use super::setup::{self, Longest, Machine, Need, runs_a_model};
 use crate::alloc::Counting;
-use crate::error::{Error, refuse_input};
+use crate::error::{Error, refuse_input, refuse_special};
 use crate::io::{Source, probe};
 use crate::run::model::Info;
 use crate::run::session::{Options, Wanted};
@@ -122,6 +122,7 @@ impl Bench {
         let markdown = self.markdown()?;
         // Closed, it would be an open /dev/null to the process that the test runs in.
         Out::new().write(b"")?;
+            refuse_special(&plot.0)?;
         if let Some(plot) = &self.plot {
             let given = [&self.text, &self.trace, &self.perplexity];
             let given = given.into_iter().flatten().map(|path| path.0.as_path());
