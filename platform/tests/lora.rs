@@ -269,7 +269,8 @@ fn packs_take_adapters_of_attention() {
     };
     assert_eq!(text("--budget 16M"), text("--budget 200M"));
     let ran = with("run", &pack, &format!("-p the {}", loras(&[(&large, 1.0)])));
-    let told = ran.failed(3);
+    // No file is damaged: they don't go together.
+    let told = ran.failed(2);
     assert!(
         told.contains("blk.0.ffn_down.weight") && told.contains("leanstream merge"),
         "{told}"
