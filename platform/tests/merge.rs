@@ -189,7 +189,18 @@ fn types_that_nothing_is_quantized_to_become_q8_0() {
     assert!(!ran.stderr.contains("Q8_0"), "{}", ran.stderr);
     // The rounding is larger than what a small scale changes, and that is told.
     let ran = merge(&model, &[(&adapter, 0.01)], &out, "--type q4_0");
-    assert!(ran.stderr.contains("of the change, so"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("of the change, so") && ran.stderr.contains("or q8_0"),
+        "{}",
+        ran.stderr
+    );
+    // No advice of what there is already.
+    let ran = merge(&model, &[(&adapter, 0.001)], &out, "--type q8_0");
+    assert!(
+        ran.stderr.contains("--type f16 keeps more of it"),
+        "{}",
+        ran.stderr
+    );
     let ran = merge(&model, &[(&adapter, 0.01)], &out, "--type f16");
     assert!(!ran.stderr.contains("of the change, so"), "{}", ran.stderr);
 }

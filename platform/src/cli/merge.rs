@@ -82,13 +82,17 @@ impl Merge {
             report.merged,
             100.0 * report.change,
             100.0 * report.loss,
+            let or = match report.fewer {
+                true => ", or q8_0 where matrices have fewer bits now,",
+                false => "",
+            };
         ));
         let exact = [QuantType::F16, QuantType::BF16, QuantType::F32];
         let best = self.ty.is_some_and(|ty| exact.contains(&ty.0));
         if report.loss > LOSS_TOLD * report.change && !best {
             say(&format!(
-                "leanstream: that error is {:.0}% of the change, so what the adapter learned may be lost; --type f16, or q8_0 \
-                 where matrices have fewer bits now, keeps more of it",
+                "leanstream: that error is {:.0}% of the change, so what the adapter learned may be lost; --type f16{or} \
+                 keeps more of it",
                 100.0 * report.loss / report.change
             ));
         }

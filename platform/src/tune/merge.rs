@@ -46,6 +46,8 @@ pub struct Report {
     pub loss: f64,
     /// Types that nothing is quantized to, and how many matrices of them became Q8_0 for that.
     pub instead: Vec<(QuantType, usize)>,
+    /// Whether one of the matrices has fewer bits than Q8_0 would give it.
+    pub fewer: bool,
 }
 
 /// Squared norms.
@@ -147,7 +149,15 @@ pub fn merge(
         change: share(sums.change),
         loss: share(sums.error),
         instead: instead.into_values().collect(),
+        fewer: merges.keys().any(|number| fewer(types[*number])),
     })
+}
+
+/// Whether a type has fewer bits than Q8_0.
+fn fewer(ty: Element) -> bool {
+    let bytes = |ty: QuantType| ty.row_bytes(256);
+    ty.quant()
+        .is_some_and(|ty| bytes(ty) < bytes(QuantType::Q8_0))
 }
 
 /// The model's architecture.
