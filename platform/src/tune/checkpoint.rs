@@ -140,7 +140,9 @@ pub fn load(path: &Path, identity: &Identity, trainer: &mut Trainer<'_>) -> Resu
         let found = &header["identity"][key];
         if found != value {
             return Err(wrong(&format!(
-                "is of another run: {key} was {found}, and is {value} now"
+                "is of another run: {key} was {}, and is {} now",
+                shown(found),
+                shown(value)
             )));
         }
     }
@@ -171,6 +173,14 @@ pub fn load(path: &Path, identity: &Identity, trainer: &mut Trainer<'_>) -> Resu
     let text = header["plan"].as_str().unwrap_or_default();
     trainer.resume_plan(text, number("pages")?)?;
     Ok(true)
+}
+
+/// A value as it was written: fractions are f32, whose nearest f64 has more digits.
+fn shown(value: &Value) -> String {
+    match value.as_f64().filter(|_| value.is_f64()) {
+        Some(number) => (number as f32).to_string(),
+        None => value.to_string(),
+    }
 }
 
 fn read_header(from: &mut impl Read) -> io::Result<Value> {

@@ -195,6 +195,11 @@ fn a_killed_run_goes_on_where_its_checkpoint_stands() {
         "--steps 30 --seed 8 --weight-decay 0.03 --resume",
     );
     assert!(ran.failed(2).contains("seed"), "{}", ran.stderr);
+    // As it was written, not as the nearest f64.
+    let decayed = format!("{} --resume", more.replace("0.03", "0.1"));
+    let ran = tune(&model, &data, &out, &decayed);
+    let told = ran.failed(2);
+    assert!(told.contains("was 0.03, and is 0.1 now"), "{told}");
     let checkpoint = scratch.join("a.gguf.ckpt");
     let mut bytes = fs::read(&checkpoint).expect("a checkpoint");
     let middle = bytes.len() / 2;
