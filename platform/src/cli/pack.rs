@@ -53,8 +53,8 @@ pub struct Pack {
     /// a text to calibrate on, or none (default: a built-in text)
     #[argh(option)]
     calibrate: Option<PathArg>,
-    /// a text of 512 or 1,024 tokens; measures on it what leaving out neurons costs, so that --tolerance
-    /// can choose how many (seventeen runs over it, one token at a time)
+    /// a text, of which the first 1,024 tokens are taken, or 512 of a shorter one; measures on them what leaving
+    /// out neurons costs, so that --tolerance can choose how many (seventeen runs, one token at a time)
     #[argh(option)]
     quality: Option<PathArg>,
     /// print one JSON object

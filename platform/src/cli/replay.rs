@@ -23,7 +23,9 @@ const CHUNK_BYTES: u32 = 4096;
 
 /// Run a recorded trace again in virtual time, under any policy, budget and storage.
 ///
-/// The clock is made up: the first quarter of the tokens calibrates and warms up, the others count.
+/// The clock is made up: the first quarter of the tokens calibrates and warms up, the others count. Units that
+/// were read ahead in time count as hits, and Belady's rule reads none ahead, so that a policy can have fewer
+/// misses than it.
 #[derive(FromArgs)]
 #[argh(subcommand, name = "replay")]
 pub struct Replay {

@@ -91,13 +91,14 @@ macro_rules! runs_a_model {
             #[argh(option)]
             policy: Option<String>,
             /// parts of the sparse scheme to leave out, for trials, a comma list: order (units are taken as
-            /// they stand in the file), looks (nothing is read before its gate is known), retention
-            /// (what was used last stays)
+            /// they stand in the file; sums are rounded in another order then, so texts may part from the
+            /// default's), looks (nothing is read before its gate is known), retention (what was used last
+            /// stays; of --policy refine only, where the others go with any)
             #[argh(option)]
             without: Option<String>,
             /// logits of a packed model: full computes all of them, exact those that can be among the most
             /// likely by a sketch of the head and a proven bound (the same text), fast by a bound of 8
-            /// standard deviations (default: full)
+            /// standard deviations (default: full; perplexity needs all logits and takes no other)
             #[argh(option)]
             head: Option<String>,
             /// f32 activations instead of int8: slower, for comparisons

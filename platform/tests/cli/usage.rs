@@ -38,6 +38,26 @@ fn help_and_version_are_output() {
         let own = run([command, "--help"]).text();
         assert!(own.contains("Usage:"), "{command}: {own}");
     }
+    // What doesn't go together is told where it is offered.
+    let words = |command: &str| {
+        run([command, "--help"])
+            .text()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    for (command, told) in [
+        (
+            "perplexity",
+            "perplexity needs all logits and takes no other",
+        ),
+        ("run", "of --policy refine only"),
+        ("run", "texts may part"),
+        ("pack", "the first 1,024 tokens are taken"),
+        ("replay", "fewer misses than it"),
+    ] {
+        assert!(words(command).contains(told), "{command}: {told}");
+    }
 }
 
 #[test]
