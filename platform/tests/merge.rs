@@ -244,7 +244,7 @@ fn what_can_not_be_merged_is_refused_and_nothing_is_written() {
         ),
         (&[(fitting, 1.0)], &out, "--type q9_9", 2, "q4_0"),
         (&[(fitting, 1.0)], &out, "--type mxfp4", 2, "q4_0"),
-        (&[(fitting, 1.0)], &out, "-t 0", 2, "--threads"),
+        (&[(fitting, 1.0)], &out, "-t 0", 2, "from 1 to 1024"),
         (&[(fitting, 1e38)], &out, "", 3, "no number"),
         (&[(fitting, 1e37)], &out, "--type f16", 1, "--type f32"),
         (

@@ -396,7 +396,7 @@ fn what_cannot_be_packed_is_told() {
         ),
         ("--order coactivation --calibrate none", "needs calibration"),
         ("--budget lots", "--budget"),
-        ("--threads 0", "at least one thread"),
+        ("--threads 0", "from 1 to 1024"),
     ] {
         let ran = pack(&from, &to, args);
         assert!(ran.failed(2).contains(message), "{args}: {}", ran.stderr);

@@ -88,7 +88,13 @@ fn a_tolerance_chooses_how_much_is_read() {
         ("--tolerance 3% --mode exact", "give one of them"),
         ("--tolerance much", "is no share"),
         ("--tolerance -1%", "is no share"),
-        ("--tolerance nan", "is no share"),
+        ("--tolerance nan", "'nan' is no share; 3% or 0.03"),
+        ("--keep nan", "'nan' is no share from 0 to 1; 50% or 0.5"),
+        (
+            "--keep 1e300",
+            "'1e300' is no share from 0 to 1; 50% or 0.5",
+        ),
+        ("--keep 150%", "'150%' is no share from 0 to 1; 50% or 0.5"),
     ] {
         let ran = with("run", &to, &format!("{RUN} --budget 64M {args}"));
         assert!(ran.failed(2).contains(message), "{}", ran.stderr);

@@ -162,6 +162,41 @@ impl argh::FromArgValue for LoraArg {
     }
 }
 
+/// A whole number from `LOW` to `HIGH`, for every option that takes one.
+///
+/// # Errors
+/// What isn't one; the message names the range.
+pub fn whole<T: TryFrom<i128>, const LOW: i128, const HIGH: i128>(text: &str) -> Result<T, String> {
+    let number = text.parse::<i128>().ok();
+    let number = number.filter(|number| (LOW..=HIGH).contains(number));
+    let number = number.and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| format!("give a whole number from {LOW} to {HIGH}"))
+}
+
+/// Any number of 32 bits, from `LOW` on.
+///
+/// # Errors
+/// As [`whole`].
+pub fn count<const LOW: i128>(text: &str) -> Result<u32, String> {
+    whole::<u32, LOW, { u32::MAX as i128 }>(text)
+}
+
+/// Any number of 64 bits, from `LOW` on.
+///
+/// # Errors
+/// As [`whole`].
+pub fn long<const LOW: i128>(text: &str) -> Result<u64, String> {
+    whole::<u64, LOW, { u64::MAX as i128 }>(text)
+}
+
+/// Compute threads.
+///
+/// # Errors
+/// As [`whole`].
+pub fn threads(text: &str) -> Result<u32, String> {
+    whole::<u32, 1, 1024>(text)
+}
+
 /// A type that weights can be stored as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TypeArg(pub QuantType);

@@ -27,7 +27,7 @@ pub struct Demo {
     #[argh(option)]
     budget: Option<String>,
     /// tokens to generate (default: 96)
-    #[argh(option, short = 'n', long = "predict", default = "96")]
+    #[argh(option, short = 'n', long = "predict", default = "96", from_str_fn(super::args::count::<0>))]
     predict: u32,
     /// print one JSON object instead of the text
     #[argh(switch)]

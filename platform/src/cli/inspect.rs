@@ -26,7 +26,7 @@ runs_a_model! {
     #[argh(subcommand, name = "inspect")]
     pub struct Inspect {
         /// positions of the KV cache in the plan (default: 512)
-        #[argh(option, short = 'c', long = "ctx-size", default = "512")]
+        #[argh(option, short = 'c', long = "ctx-size", default = "512", from_str_fn(super::args::count::<0>))]
         ctx_size: u32,
         /// bytes per second of the storage, for the plan's speed (default: 1G)
         #[argh(option, default = "\"1G\".into()")]

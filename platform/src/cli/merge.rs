@@ -3,9 +3,10 @@
 use leanstream_core::quant::QuantType;
 use serde_json::json;
 
-use super::args::{LoraArg, PathArg, TypeArg};
+use super::args::{LoraArg, PathArg, TypeArg, threads};
 use super::output::{print, say};
 use super::pack::Line;
+use super::storage;
 use crate::budget::Resident;
 use crate::error::{Error, mib};
 use crate::run::lora::Use;
@@ -29,8 +30,8 @@ pub struct Merge {
     #[argh(option, long = "type")]
     ty: Option<TypeArg>,
     /// threads (default: one a core)
-    #[argh(option, short = 't')]
-    threads: Option<usize>,
+    #[argh(option, short = 't', from_str_fn(threads))]
+    threads: Option<u32>,
     /// print one JSON object
     #[argh(switch)]
     json: bool,
@@ -47,16 +48,11 @@ impl Merge {
                 "give an adapter to merge: --lora FILE[:SCALE]".into(),
             ));
         }
-        let threads = match self.threads {
-            None => std::thread::available_parallelism().map_or(1, usize::from),
-            Some(threads @ 1..=1024) => threads,
-            Some(_) => return Err(Error::Usage("--threads: from 1 to 1024".into())),
-        };
         let uses: Vec<Use> = self.lora.iter().map(|lora| lora.0.clone()).collect();
         let options = Options {
             uses: &uses,
             ty: self.ty.map(|ty| ty.0),
-            threads,
+            threads: storage::threads(self.threads) as usize,
         };
         let mut line = Line::new();
         let merged = merge::merge(
@@ -82,14 +78,14 @@ impl Merge {
             report.merged,
             100.0 * report.change,
             100.0 * report.loss,
-            let or = match report.fewer {
-                true => ", or q8_0 where matrices have fewer bits now,",
-                false => "",
-            };
         ));
         let exact = [QuantType::F16, QuantType::BF16, QuantType::F32];
         let best = self.ty.is_some_and(|ty| exact.contains(&ty.0));
         if report.loss > LOSS_TOLD * report.change && !best {
+            let or = match report.fewer {
+                true => ", or q8_0 where matrices have fewer bits now,",
+                false => "",
+            };
             say(&format!(
                 "leanstream: that error is {:.0}% of the change, so what the adapter learned may be lost; --type f16{or} \
                  keeps more of it",

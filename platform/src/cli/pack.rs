@@ -9,7 +9,7 @@ use leanstream_core::pack::{Down, Ffn, Order, Quality};
 use leanstream_core::quant::QuantType;
 use serde_json::json;
 
-use super::args::PathArg;
+use super::args::{PathArg, threads};
 use super::output::{print, say};
 use super::setup::{self, Machine, Need};
 use crate::budget::{Resident, held};
@@ -33,7 +33,7 @@ pub struct Pack {
     #[argh(option)]
     budget: Option<String>,
     /// threads (default: one a core)
-    #[argh(option, short = 't')]
+    #[argh(option, short = 't', from_str_fn(threads))]
     threads: Option<u32>,
     /// the feed-forward networks: units, so that single neurons can be read, or matrices as they are,
     /// which is faster where every neuron is used (SiLU, GELU) and packs the head alone (default: units)

@@ -6,7 +6,7 @@
 
 use serde_json::json;
 
-use super::args::PathArg;
+use super::args::{PathArg, count};
 use super::output::{Out, say};
 use super::select;
 use super::setup::{self, Need, runs_a_model};
@@ -26,11 +26,11 @@ runs_a_model! {
         /// read the text from a file, '-' for stdin
         #[argh(option, short = 'f')]
         file: Option<PathArg>,
-        /// tokens of a chunk (default: 512)
-        #[argh(option, short = 'c', long = "ctx-size", default = "512")]
+        /// tokens of a chunk, 4 or more (default: 512)
+        #[argh(option, short = 'c', long = "ctx-size", default = "512", from_str_fn(count::<4>))]
         ctx_size: u32,
         /// most chunks to score (default: all)
-        #[argh(option)]
+        #[argh(option, from_str_fn(count::<1>))]
         chunks: Option<u32>,
         /// take tokens in one at a time, as generation does: slower (always so with --mode sparse)
         #[argh(switch, long = "token-by-token")]
@@ -50,11 +50,6 @@ impl Perplexity {
         )?;
         let (info, mut weights) = self.machine().load()?;
         let chunk = self.ctx_size as usize;
-        if chunk < 4 {
-            return Err(Error::Usage(format!(
-                "-c {chunk}: a chunk has at least 4 tokens"
-            )));
-        }
         let mut tokens = Vec::new();
         let options = text::Options {
             add_special: true,
@@ -68,9 +63,6 @@ impl Perplexity {
             )));
         }
         let chunks = (tokens.len() / chunk).min(self.chunks.map_or(usize::MAX, |n| n as usize));
-        if chunks == 0 {
-            return Err(Error::Usage("--chunks 0: nothing to score".into()));
-        }
         let need = Need {
             context: self.ctx_size,
             prompt: self.ctx_size,

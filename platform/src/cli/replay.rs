@@ -7,7 +7,7 @@ use argh::FromArgs;
 use leanstream_core::sparse::retain::Name;
 use serde_json::{Value, json};
 
-use super::args::PathArg;
+use super::args::{PathArg, count, whole};
 use super::output::{print, say};
 use super::select::share;
 use super::setup::{self, Longest};
@@ -40,31 +40,31 @@ pub struct Replay {
     #[argh(option)]
     budget: Option<String>,
     /// microseconds before a read's first byte (default: 80)
-    #[argh(option, default = "80")]
+    #[argh(option, default = "80", from_str_fn(count::<0>))]
     latency_us: u32,
     /// bytes per second of the storage (default: 300M)
     #[argh(option, default = "\"300M\".into()")]
     bandwidth: String,
     /// reads per second of the storage, at most; 0: as many as its bytes allow (default: 0)
-    #[argh(option, default = "0")]
+    #[argh(option, default = "0", from_str_fn(count::<0>))]
     iops: u32,
     /// reads in flight, 1 to 255 (default: 32)
-    #[argh(option, default = "32")]
+    #[argh(option, default = "32", from_str_fn(whole::<_, 1, 255>))]
     queue: u8,
     /// microseconds of computing a layer (default: the trace's, or 200)
-    #[argh(option)]
+    #[argh(option, from_str_fn(count::<0>))]
     compute_us: Option<u32>,
     /// microseconds of computing a stage of a layer (default: 0)
-    #[argh(option, default = "0")]
+    #[argh(option, default = "0", from_str_fn(count::<0>))]
     stage_us: u32,
     /// leave out what the trace's stages foresaw
     #[argh(switch, long = "no-stages")]
     no_stages: bool,
     /// alignment of reads, a power of two (default: 4096)
-    #[argh(option, default = "4096")]
+    #[argh(option, default = "4096", from_str_fn(whole::<_, 1, 1_048_576>))]
     align: u32,
     /// bytes of a unit (default: the trace's; 4096 for FFNTRC1)
-    #[argh(option)]
+    #[argh(option, from_str_fn(whole::<_, 1, 16_777_216>))]
     unit_bytes: Option<u32>,
     /// share of each layer that counts as used in an FFNTRC1 trace, like 30% (default: 30%)
     #[argh(option, default = "\"30%\".into()")]
@@ -191,10 +191,7 @@ impl Replay {
         if bytes_per_s == 0 {
             return usage("--bandwidth: at 0 bytes per second nothing would ever end");
         }
-        if self.queue == 0 {
-            return usage("--queue: from 1 to 255");
-        }
-        if !self.align.is_power_of_two() || self.align > 1 << 20 {
+        if !self.align.is_power_of_two() {
             return usage("--align: a power of two, 1048576 at most");
         }
         let unit_bytes = self.unit_bytes.or(sets.unit_bytes).unwrap_or(CHUNK_BYTES);

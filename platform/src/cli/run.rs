@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::args::PathArg;
+use super::args::{PathArg, count, long, whole};
 use super::output::{Out, say};
 use super::select;
 use super::setup::{self, Machine, Need, runs_a_model};
@@ -36,19 +36,19 @@ runs_a_model! {
         #[argh(option, short = 'f')]
         file: Option<PathArg>,
         /// most tokens to generate; -1: until the model ends or the context is full (default: 128)
-        #[argh(option, short = 'n', long = "predict")]
+        #[argh(option, short = 'n', long = "predict", from_str_fn(whole::<_, -1, { i64::MAX as i128 }>))]
         predict: Option<i64>,
         /// positions of the KV cache (default: prompt and -n together)
-        #[argh(option, short = 'c', long = "ctx-size")]
+        #[argh(option, short = 'c', long = "ctx-size", from_str_fn(count::<0>))]
         ctx_size: Option<u32>,
         /// start of the random numbers (default: from the clock)
-        #[argh(option, short = 's')]
+        #[argh(option, short = 's', from_str_fn(long::<0>))]
         seed: Option<u64>,
         /// temperature; 0 takes the most likely token each time (default: 0.8)
         #[argh(option, default = "Params::default().temperature")]
         temp: f32,
         /// only the K most likely tokens, 0 for all (default: 40)
-        #[argh(option, long = "top-k", default = "Params::default().top_k")]
+        #[argh(option, long = "top-k", default = "Params::default().top_k", from_str_fn(count::<0>))]
         top_k: u32,
         /// only the most likely tokens that reach this probability (default: 0.95)
         #[argh(option, long = "top-p", default = "Params::default().top_p")]
@@ -60,7 +60,7 @@ runs_a_model! {
         #[argh(option, long = "repeat-penalty", default = "Params::default().repeat_penalty")]
         repeat_penalty: f32,
         /// how many tokens are recent (default: 64)
-        #[argh(option, long = "repeat-last-n", default = "Params::default().repeat_last_n")]
+        #[argh(option, long = "repeat-last-n", default = "Params::default().repeat_last_n", from_str_fn(whole::<_, 0, 65536>))]
         repeat_last_n: u32,
         /// go on to -n when the model ends its text
         #[argh(switch, long = "ignore-eos")]
@@ -156,11 +156,6 @@ impl Run {
         };
         check(&params)?;
         let predict = self.predict.unwrap_or(PREDICT_DEFAULT);
-        if predict < -1 {
-            return Err(Error::Usage(format!(
-                "-n {predict}: 0 or more tokens, or -1 for as many as there are"
-            )));
-        }
         execute(
             Job {
                 machine: self.machine(),
@@ -187,11 +182,11 @@ impl Run {
 
 fn check(params: &Params) -> Result<(), Error> {
     let bad = |name: &str, value: f32, range: &str| {
-        Err(Error::Usage(format!("{name} {value}: must be {range}")))
+        Err(Error::Usage(format!("{name} {value:?}: must be {range}")))
     };
     match *params {
         Params { temperature, .. } if !(0.0..=1e6).contains(&temperature) => {
-            bad("--temp", temperature, "0 or more")
+            bad("--temp", temperature, "from 0 to 1000000")
         }
         Params { top_p, .. } if !(top_p > 0.0 && top_p <= 1.0) => {
             bad("--top-p", top_p, "above 0 and at most 1")
@@ -200,11 +195,8 @@ fn check(params: &Params) -> Result<(), Error> {
             bad("--min-p", min_p, "from 0 to 1")
         }
         Params { repeat_penalty, .. } if !(repeat_penalty > 0.0 && repeat_penalty.is_finite()) => {
-            bad("--repeat-penalty", repeat_penalty, "above 0")
+            bad("--repeat-penalty", repeat_penalty, "above 0 and finite")
         }
-        Params { repeat_last_n, .. } if repeat_last_n > 65536 => Err(Error::Usage(format!(
-            "--repeat-last-n {repeat_last_n}: at most 65536"
-        ))),
         _ => Ok(()),
     }
 }

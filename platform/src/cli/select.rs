@@ -57,11 +57,10 @@ impl Machine<'_> {
                 )));
             }
         };
-        match self.keep.unwrap_or(KEEP_DEFAULT) {
-            _ if !sparse => Ok(Select::All),
-            keep if (0.0..=1.0).contains(&keep) => Ok(Select::Top(keep)),
-            keep => Err(Error::Usage(format!("--keep: {keep} is no share; 0 to 1"))),
-        }
+        Ok(match self.keep.unwrap_or(KEEP_DEFAULT) {
+            keep if sparse => Select::Top(keep),
+            _ => Select::All,
+        })
     }
 
     /// How much higher perplexity may get, as a share.
@@ -81,7 +80,7 @@ impl Machine<'_> {
                 number / 100.0
             ))),
             Ok(share) => Ok(Some(share as f32)),
-            Err(why) => Err(Error::Usage(format!("--tolerance: {why}"))),
+            Err(why) => Err(Error::Usage(format!("--tolerance: {why}; 3% or 0.03"))),
         }
     }
 
@@ -183,7 +182,9 @@ pub fn told(info: &Info, options: &Options, slots: u32) -> Option<String> {
 
 /// `--keep` as it is written.
 pub(super) fn keep_from(text: &str) -> Result<f32, String> {
-    share(text).map(|share| share as f32)
+    let found = share(text).map(|share| share as f32);
+    let found = found.ok().filter(|share| *share <= 1.0);
+    found.ok_or_else(|| format!("'{text}' is no share from 0 to 1; 50% or 0.5"))
 }
 
 /// A share as `3%` or `0.03`.
@@ -194,6 +195,7 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
     };
     let number = number.parse::<f64>().ok();
     let number = number.filter(|number| *number >= 0.0 && number.is_finite());
-    let why = || format!("'{text}' is no share; 3% or 0.03");
-    Ok(number.ok_or_else(why)? * scale)
+    let why = || format!("'{text}' is no share");
+    // -0 is 0.
+    Ok(number.ok_or_else(why)?.abs() * scale)
 }

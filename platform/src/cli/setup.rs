@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::args::{LoraArg, PathArg};
+use super::args::{LoraArg, PathArg, whole};
 use super::storage::{Storage, threads};
 use crate::budget;
 use crate::cpu::Kernels;
@@ -51,10 +51,10 @@ macro_rules! runs_a_model {
             #[argh(option)]
             budget: Option<String>,
             /// compute threads (default: one a core)
-            #[argh(option, short = 't')]
+            #[argh(option, short = 't', from_str_fn($crate::cli::args::threads))]
             threads: Option<u32>,
             /// most prompt tokens that share one reading of the weights (default: as the budget allows)
-            #[argh(option, short = 'b', long = "batch-size")]
+            #[argh(option, short = 'b', long = "batch-size", from_str_fn($crate::cli::args::count::<1>))]
             batch_size: Option<u32>,
             /// type of the KV cache: f16 or q8_0 (default: f16)
             #[argh(option, long = "kv-type")]
@@ -66,7 +66,7 @@ macro_rules! runs_a_model {
             #[argh(switch)]
             buffered: bool,
             /// reads in flight (default: as many as keep the device busy)
-            #[argh(option, long = "queue-depth")]
+            #[argh(option, long = "queue-depth", from_str_fn($crate::cli::setup::queue_depth))]
             queue_depth: Option<u16>,
             /// slow reads down, for trials: 300M or 300M,80us
             #[argh(option, long = "throttle-read")]
@@ -227,8 +227,8 @@ impl<'a> Machine<'a> {
         let (info, mut weights) = model::load_with(self.model, self.head()?)?;
         if !self.lora.is_empty() {
             let uses: Vec<Use> = self.lora.iter().map(|lora| lora.0.clone()).collect();
-            weights.lora = Some(Lora::load(&uses, &info, &weights)?);
             refuse_packed(&uses, &info)?;
+            weights.lora = Some(Lora::load(&uses, &info, &weights)?);
         }
         Ok((info, weights))
     }
@@ -262,11 +262,16 @@ impl<'a> Machine<'a> {
         let budget = match self.budget {
             // Known when the rest is.
             Some(_) if share.is_some() => u64::MAX,
-            Some(text) => budget::parse_size(text, Some(info.file_bytes))
-                .map_err(|e| usage("--budget", &e))?,
+            Some(text) => budget::parse_size(text, Some(info.file_bytes)).map_err(|error| {
+                let share = match info.packed {
+                    true => ", or ffn:25%, room for that share of the neurons",
+                    false => "",
+                };
+                usage("--budget", &format_args!("{error}{share}"))
+            })?,
             None => default_budget(info.file_bytes),
         };
-        let threads = threads(self.threads)?;
+        let threads = threads(self.threads);
         let kv_type = match self.kv_type {
             None => KvType::F16,
             Some(name) => KvType::from_name(name).ok_or_else(|| {
@@ -283,18 +288,6 @@ impl<'a> Machine<'a> {
             fault: self.fault,
         };
         let (direct, io) = storage.options()?;
-        if self
-            .queue_depth
-            .is_some_and(|depth| depth == 0 || depth > io::DEPTH_MAX)
-        {
-            return Err(usage(
-                "--queue-depth",
-                &format_args!("from 1 to {}", io::DEPTH_MAX),
-            ));
-        }
-        if self.batch == Some(0) {
-            return Err(usage("--batch-size", &"at least one token"));
-        }
         let packed = weights.packed.as_ref();
         let select = self.select(packed.is_some_and(Packed::sketched))?;
         let tolerance = self.tolerance()?;
@@ -398,9 +391,15 @@ impl<'a> Machine<'a> {
     }
 }
 
+/// Reads in flight.
+pub(super) fn queue_depth(text: &str) -> Result<u16, String> {
+    whole::<u16, 1, { io::DEPTH_MAX as i128 }>(text)
+}
+
 fn usage(name: &str, why: &dyn std::fmt::Display) -> Error {
     Error::Usage(format!("{name}: {why}"))
 }
+
 /// Refuses adapters of neurons that are packed: none of the files is damaged, they don't go together.
 fn refuse_packed(uses: &[Use], info: &Info) -> Result<(), Error> {
     for given in uses.iter().filter(|_| info.packed) {
@@ -421,7 +420,6 @@ fn refuse_packed(uses: &[Use], info: &Info) -> Result<(), Error> {
     }
     Ok(())
 }
-
 
 /// Begins a budget that is given as the share of a packed model's neurons that have room.
 const FFN: &str = "ffn:";

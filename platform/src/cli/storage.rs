@@ -62,16 +62,8 @@ impl Storage<'_> {
 }
 
 /// How many threads, one a core where nothing is said.
-///
-/// # Errors
-/// None, or too many.
-pub fn threads(given: Option<u32>) -> Result<u32, Error> {
-    match given {
-        Some(0) => Err(usage("--threads", &"at least one thread is needed")),
-        Some(n) if n > 1024 => Err(usage("--threads", &"more than 1024 are not supported")),
-        Some(n) => Ok(n),
-        None => Ok(thread::available_parallelism().map_or(1, |n| n.get() as u32)),
-    }
+pub fn threads(given: Option<u32>) -> u32 {
+    given.unwrap_or_else(|| thread::available_parallelism().map_or(1, |n| n.get() as u32))
 }
 
 fn usage(name: &str, why: &dyn Display) -> Error {

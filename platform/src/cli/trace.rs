@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use super::args::PathArg;
+use super::args::{PathArg, count};
 use super::output::{Out, say};
 use super::setup::{self, Need, runs_a_model};
 use crate::budget::held;
@@ -31,7 +31,7 @@ runs_a_model! {
         #[argh(option, short = 'o', long = "output")]
         output: PathArg,
         /// tokens to record (default: 512)
-        #[argh(option, short = 'n', long = "tokens", default = "512")]
+        #[argh(option, short = 'n', long = "tokens", default = "512", from_str_fn(count::<0>))]
         tokens: u32,
         /// one JSON object on stdout
         #[argh(switch)]

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use serde_json::{Map, json};
 
-use super::args::{PathArg, TypeArg};
+use super::args::{PathArg, TypeArg, count, long, threads, whole};
 use super::output::say;
 use super::setup::default_budget;
 use super::storage::Storage;
@@ -28,6 +28,7 @@ use crate::tune::trainer::{Parts, Trainer};
 use crate::tune::watch::Watch;
 use outputs::Outputs;
 use report::Report;
+use settings::{BATCH_MAX, RANK_MAX};
 
 /// Fine-tune a model inside a budget: an adapter (LoRA), or with --full the whole model. Activations that
 /// the backward pass needs are saved in few bits, by what each tensor is worth.
@@ -54,19 +55,19 @@ pub struct Tune {
     #[argh(option, long = "budget-file")]
     budget_file: Option<PathArg>,
     /// steps (default: 100)
-    #[argh(option, default = "100")]
+    #[argh(option, default = "100", from_str_fn(long::<1>))]
     steps: u64,
     /// tokens of the longest sequence (default: 512)
-    #[argh(option, default = "512")]
+    #[argh(option, default = "512", from_str_fn(count::<2>))]
     seq: u32,
     /// sequences of a step (default: 1); short ones share a pass
-    #[argh(option, default = "1")]
+    #[argh(option, default = "1", from_str_fn(whole::<_, 1, { BATCH_MAX as i128 }>))]
     batch: u32,
     /// train every weight instead of adapters: for small models
     #[argh(switch)]
     full: bool,
     /// rows of an adapter's first matrix (default: 8)
-    #[argh(option)]
+    #[argh(option, from_str_fn(whole::<_, 1, { RANK_MAX as i128 }>))]
     rank: Option<u32>,
     /// adapters are scaled by this over the rank (default: twice the rank)
     #[argh(option)]
@@ -84,7 +85,7 @@ pub struct Tune {
     #[argh(option, default = "String::from(\"cosine\")")]
     schedule: String,
     /// steps in which it rises (default: a twentieth of the steps)
-    #[argh(option)]
+    #[argh(option, from_str_fn(long::<0>))]
     warmup: Option<u64>,
     /// weight decay (default: 0.01)
     #[argh(option, long = "weight-decay", default = "0.01")]
@@ -97,7 +98,7 @@ pub struct Tune {
     #[argh(option, default = "0.0")]
     sparsity: f32,
     /// seed of data's order, first adapters, rounding and dropout (default: 1)
-    #[argh(option, short = 's', default = "1")]
+    #[argh(option, short = 's', default = "1", from_str_fn(long::<0>))]
     seed: u64,
     /// bits of saved activations: auto gives each tensor what it is worth under the budget; 8, 4, 2, 1, bf16
     /// or f32 force one width (default: auto)
@@ -108,19 +109,24 @@ pub struct Tune {
     #[argh(option, default = "String::from(\"auto\")")]
     recompute: String,
     /// bits of the optimizer's averages: 32 or 8 (default: 32)
-    #[argh(option, long = "optim-bits", default = "32")]
+    #[argh(
+        option,
+        long = "optim-bits",
+        default = "32",
+        from_str_fn(settings::optim_bits)
+    )]
     optim_bits: u32,
     /// type of a fully trained model's matrices, such as q8_0 (default: as they were)
     #[argh(option, long = "type")]
     ty: Option<TypeArg>,
     /// steps between checkpoints beside the output (default: 50; 0: only when stopped)
-    #[argh(option, long = "checkpoint-every", default = "50")]
+    #[argh(option, long = "checkpoint-every", default = "50", from_str_fn(long::<0>))]
     checkpoint_every: u64,
     /// go on from the output's checkpoint, if there is one
     #[argh(switch)]
     resume: bool,
     /// steps between evaluations (default: only before and after)
-    #[argh(option, long = "eval-every")]
+    #[argh(option, long = "eval-every", from_str_fn(long::<0>))]
     eval_every: Option<u64>,
     /// write a JSON object a step to this file
     #[argh(option)]
@@ -129,7 +135,7 @@ pub struct Tune {
     #[argh(option)]
     plot: Option<PathArg>,
     /// compute threads (default: one a core)
-    #[argh(option, short = 't')]
+    #[argh(option, short = 't', from_str_fn(threads))]
     threads: Option<u32>,
     /// how to read: auto, uring or pread (default: auto)
     #[argh(option)]
@@ -364,17 +370,17 @@ impl Tune {
         let others = [self.log.as_ref(), self.plot.as_ref()];
         let others = others.into_iter().flatten().map(|path| path.0.as_path());
         let mut outputs = vec![self.output.0.as_path(), checkpoint.as_path()];
+        // The log is written as it stands, wherever that is.
+        let plot = self.plot.iter().map(|path| path.0.as_path());
+        for out in outputs.iter().copied().chain(plot) {
+            refuse_special(out)?;
+        }
         outputs.extend(others);
         for (at, out) in outputs.iter().enumerate() {
             refuse_input(out, inputs.iter().copied())?;
             refuse_twice(out, &outputs[..at])?;
         }
         Ok(())
-        // The log is written as it stands, wherever that is.
-        let plot = self.plot.iter().map(|path| path.0.as_path());
-        for out in outputs.iter().copied().chain(plot) {
-            refuse_special(out)?;
-        }
     }
 
     fn storage(&self) -> Storage<'_> {

@@ -225,6 +225,16 @@ fn room_for_a_share_of_the_neurons_is_a_budget_everywhere() {
             ran.stderr
         );
     }
+    let ran = with("run", &model, "-p the -n 1 --budget ffn:50% --keep -0");
+    assert!(
+        ran.code == 0 && ran.stderr.contains(" 0% of a layer"),
+        "{ran:?}"
+    );
+    // Whoever wrote it wrongly is told that there is such a thing, where there is.
+    for (model, told) in [(&model, true), (&scratch.join("m.gguf"), false)] {
+        let ran = with("run", model, "-p the --budget ffn=25%");
+        assert_eq!(ran.failed(2).contains("ffn:25%"), told, "{}", ran.stderr);
+    }
     let plain = scratch.join("m.gguf");
     let text = format!("-c 32 -f {}", text.display());
     for (command, args) in [

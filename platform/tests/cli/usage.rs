@@ -124,6 +124,49 @@ fn errors_of_usage_exit_2() {
     }
 }
 
+/// They said "invalid digit found in string", or a range that the value was in.
+#[test]
+fn numbers_out_of_range_are_told_the_range() {
+    let scratch = Scratch::new("ranges");
+    let model = small(scratch.join("m.gguf"));
+    for (command, args, range) in [
+        ("run", "-t -1", "from 1 to 1024"),
+        ("run", "-t 1025", "from 1 to 1024"),
+        ("run", "--queue-depth abc", "from 1 to 4096"),
+        ("run", "--queue-depth 100000", "from 1 to 4096"),
+        ("run", "-n 99999999999999999999", "from -1 to "),
+        ("run", "-n -2", "from -1 to "),
+        ("run", "-b 0", "from 1 to 4294967295"),
+        ("run", "-s -1", "from 0 to 18446744073709551615"),
+        ("run", "--repeat-last-n 65537", "from 0 to 65536"),
+        (
+            "run",
+            "--temp 1e30",
+            "--temp 1e30: must be from 0 to 1000000",
+        ),
+        ("run", "--temp inf", "from 0 to 1000000"),
+        ("run", "--repeat-penalty inf", "above 0 and finite"),
+        ("bench", "-r 0", "from 1 to 1000"),
+        ("perplexity", "-c 3", "from 4 to "),
+        ("inspect", "-c x", "from 0 to "),
+        ("merge", "-t 0 -o x", "from 1 to 1024"),
+        ("trace", "-n x -o x", "from 0 to "),
+        ("tune", "--data x -o x --steps 0", "from 1 to "),
+        ("tune", "--data x -o x --rank 1025", "from 1 to 1024"),
+        ("tune", "--data x -o x --batch 65537", "from 1 to 65536"),
+        ("tune", "--data x -o x --optim-bits x", "8 or 32"),
+    ] {
+        let text = if command == "run" { "-p a" } else { "" };
+        let ran = with(command, &model, &format!("{args} {text}"));
+        let told = ran.failed(2);
+        assert!(told.contains(range), "{command} {args}: {told}");
+    }
+    let ran = run(["replay", "x", "--queue", "256"]);
+    assert!(ran.failed(2).contains("from 1 to 255"), "{}", ran.stderr);
+    let ran = run(["demo", "-n", "-1"]);
+    assert!(ran.failed(2).contains("from 0 to "), "{}", ran.stderr);
+}
+
 #[test]
 fn an_error_of_usage_points_to_the_command_s_own_help() {
     let scratch = Scratch::new("hint");

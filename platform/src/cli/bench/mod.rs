@@ -21,7 +21,7 @@ use self::alone::Known;
 use self::plot::Figure;
 use self::table::Table;
 use self::traced::{Label, SHORT};
-use super::args::PathArg;
+use super::args::{PathArg, whole};
 use super::output::{Out, say};
 use super::plot::Plot;
 use super::setup::{self, Longest, Machine, Need, runs_a_model};
@@ -56,7 +56,7 @@ runs_a_model! {
         #[argh(option, short = 'n', long = "gen-tokens", default = "\"128\".into()")]
         gen_tokens: String,
         /// measured runs of each test, after one to warm up (default: 5)
-        #[argh(option, short = 'r', long = "repeat", default = "5")]
+        #[argh(option, short = 'r', long = "repeat", default = "5", from_str_fn(whole::<_, 1, 1000>))]
         repeat: u32,
         /// output: md or jsonl (default: md)
         #[argh(option, short = 'o', default = "\"md\".into()")]
@@ -102,9 +102,6 @@ impl Test {
 
 impl Bench {
     pub(super) fn execute(&self, allocator: &Counting) -> Result<(), Error> {
-        if self.repeat == 0 || self.repeat > 1000 {
-            return Err(Error::Usage("-r: from 1 to 1000".into()));
-        }
         let tests = self.tests()?;
         if let Some(one) = std::env::var_os(ONE) {
             let index: usize = one.to_string_lossy().parse().unwrap_or(0);
@@ -122,10 +119,10 @@ impl Bench {
         let markdown = self.markdown()?;
         // Closed, it would be an open /dev/null to the process that the test runs in.
         Out::new().write(b"")?;
-            refuse_special(&plot.0)?;
         if let Some(plot) = &self.plot {
             let given = [&self.text, &self.trace, &self.perplexity];
             let given = given.into_iter().flatten().map(|path| path.0.as_path());
+            refuse_special(&plot.0)?;
             refuse_input(&plot.0, given.chain([self.model.0.as_path()]))?;
         }
         let (budgets, policies) = (items(&self.budget), items(&self.policy));

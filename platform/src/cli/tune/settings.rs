@@ -9,12 +9,21 @@ use crate::tune::optim::{Decay, Precision, Schedule};
 use crate::tune::settings::{ActBits, Recompute, Settings};
 
 /// Largest rank that makes sense: more is a full matrix.
-const RANK_MAX: u32 = 1024;
+pub(super) const RANK_MAX: u32 = 1024;
 /// Most sequences of a step.
-const BATCH_MAX: u32 = 65_536;
+pub(super) const BATCH_MAX: u32 = 65_536;
 
 fn usage(name: &str, why: impl std::fmt::Display) -> Error {
     Error::Usage(format!("{name}: {why}"))
+}
+
+/// `--optim-bits`.
+pub(super) fn optim_bits(text: &str) -> Result<u32, String> {
+    match text {
+        "8" => Ok(8),
+        "32" => Ok(32),
+        _ => Err("8 or 32".into()),
+    }
 }
 
 impl Tune {
@@ -24,15 +33,6 @@ impl Tune {
     /// An option that can't be understood, or that doesn't go with another.
     pub(super) fn settings(&self) -> Result<Settings, Error> {
         let scheme = self.scheme()?;
-        if self.steps == 0 {
-            return Err(usage("--steps", "at least one step"));
-        }
-        if self.batch == 0 || self.batch > BATCH_MAX {
-            return Err(usage("--batch", format_args!("from 1 to {BATCH_MAX}")));
-        }
-        if self.seq < 2 {
-            return Err(usage("--seq", "at least 2 tokens"));
-        }
         let not_negative = |name, x: f32| {
             if x.is_finite() && x >= 0.0 {
                 Ok(x)
@@ -69,8 +69,7 @@ impl Tune {
         })?;
         let moments = match self.optim_bits {
             8 => Precision::Bits8,
-            32 => Precision::F32,
-            other => return Err(usage("--optim-bits", format_args!("{other}: 8 or 32"))),
+            _ => Precision::F32,
         };
         if self.ty.is_some() && !self.full {
             return Err(usage(
@@ -94,7 +93,7 @@ impl Tune {
             act,
             recompute,
             moments,
-            threads: threads(self.threads)? as usize,
+            threads: threads(self.threads) as usize,
         })
     }
 
@@ -112,9 +111,6 @@ impl Tune {
             };
         }
         let rank = self.rank.unwrap_or(8);
-        if rank == 0 || rank > RANK_MAX {
-            return Err(usage("--rank", format_args!("from 1 to {RANK_MAX}")));
-        }
         let alpha = self.alpha.unwrap_or(2.0 * rank as f32);
         if !(alpha.is_finite() && alpha > 0.0) {
             return Err(usage(
