@@ -278,5 +278,5 @@ fn packs_take_adapters_of_attention() {
     let head = scratch.join("head.gguf");
     adapters::make(&model, |name| name == "output.weight", 8, &head);
     let args = format!("-p the --temp 0 --head exact {}", loras(&[(&head, 1.0)]));
-    assert!(with("run", &pack, &args).failed(3).contains("--head"));
+    assert!(with("run", &pack, &args).failed(2).contains("--head"));
 }

@@ -22,7 +22,6 @@ use crate::run::model::{self, Info, Weights};
 use crate::run::packed::Packed;
 use crate::run::session::{Options, Wanted};
 use crate::signals;
-use crate::tune::adapter::Adapter;
 use leanstream_core::plan::Head;
 use leanstream_core::sparse::Select;
 use leanstream_core::sparse::retain::Name;
@@ -227,7 +226,6 @@ impl<'a> Machine<'a> {
         let (info, mut weights) = model::load_with(self.model, self.head()?)?;
         if !self.lora.is_empty() {
             let uses: Vec<Use> = self.lora.iter().map(|lora| lora.0.clone()).collect();
-            refuse_packed(&uses, &info)?;
             weights.lora = Some(Lora::load(&uses, &info, &weights)?);
         }
         Ok((info, weights))
@@ -398,27 +396,6 @@ pub(super) fn queue_depth(text: &str) -> Result<u16, String> {
 
 fn usage(name: &str, why: &dyn std::fmt::Display) -> Error {
     Error::Usage(format!("{name}: {why}"))
-}
-
-/// Refuses adapters of neurons that are packed: none of the files is damaged, they don't go together.
-fn refuse_packed(uses: &[Use], info: &Info) -> Result<(), Error> {
-    for given in uses.iter().filter(|_| info.packed) {
-        let adapter = Adapter::open(&given.path)?;
-        if let Some(pair) = adapter
-            .pairs()
-            .iter()
-            .find(|pair| pair.name.contains(".ffn_"))
-        {
-            return Err(Error::Usage(format!(
-                "{}: the adapter's {} is for a feed-forward network, whose neurons are packed in {}: merge the adapter into \
-                 the model that was packed (leanstream merge -m MODEL.gguf --lora ADAPTER -o OUT.gguf), and pack that",
-                given.path.display(),
-                pair.name,
-                info.paths[0].display()
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// Begins a budget that is given as the share of a packed model's neurons that have room.

@@ -167,7 +167,7 @@ fn place<'a>(
         for pair in adapter.pairs() {
             let name = pair.name.as_str();
             if info.packed && name.contains(".ffn_") {
-                return Err(adapter.misplaced(
+                return Err(adapter.unsuited(
                     pair,
                     format_args!(
                         "is for a feed-forward network, whose neurons are packed in {}: merge the adapter into the model \
@@ -177,7 +177,7 @@ fn place<'a>(
                 ));
             }
             if info.head.sketched() && name == HEAD {
-                return Err(adapter.misplaced(
+                return Err(adapter.unsuited(
                     pair,
                     format_args!(
                         "is for the head, which --head {} sketches: leave out --head",

@@ -164,6 +164,15 @@ impl Adapter {
         )
     }
 
+    /// The error of a tensor that the model has a place for, but not as it is run: no file is damaged.
+    pub fn unsuited(&self, pair: &Pair, why: impl std::fmt::Display) -> Error {
+        Error::Usage(format!(
+            "{}: the adapter's {} {why}",
+            self.path.display(),
+            pair.name
+        ))
+    }
+
     /// Reads `A` (rank, inputs).
     ///
     /// # Errors
