@@ -2,7 +2,7 @@
 //! second account of slots, units and reads checks each decision.
 
 use leanstream_core::port::ReadOutcome;
-use leanstream_core::sparse::retain::{Cause, Retain, Seen};
+use leanstream_core::sparse::retain::{Cause, Retain, Rules, Seen};
 use leanstream_core::sparse::store::slots_least;
 use leanstream_core::sparse::tables::{Bank, Foreseen, Prior, Sizes};
 use leanstream_core::sparse::{Choice, Chosen, Counters, Grouping, Reach, Select, Store};
@@ -44,16 +44,13 @@ impl Retain for Frequency {
         }
     }
 
-    fn reranks(&self) -> bool {
-        true
-    }
-
-    fn slack(&self) -> u8 {
-        self.slack
-    }
-
-    fn speculates(&self) -> bool {
-        true
+    fn rules(&self) -> Rules {
+        Rules {
+            reranks: true,
+            slack: self.slack,
+            speculates: true,
+            ..Rules::default()
+        }
     }
 }
 

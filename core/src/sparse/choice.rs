@@ -199,7 +199,7 @@ impl<R: Retain> Store<'_, R> {
     /// Ranks the units of a bank that its layer did not choose.
     fn pass_by(&mut self, bank: u32, scores: Option<&[f32]>) {
         let all_fit = self.vacant.len() >= self.units.len();
-        let rerank = self.policy.reranks() && !all_fit;
+        let rerank = self.rules.reranks && !all_fit;
         let Bank {
             first,
             count,
@@ -236,7 +236,7 @@ impl<R: Retain> Store<'_, R> {
         moved: &mut [(u32, Worth); 64],
     ) {
         // Which of them move is found without branches: it can't be predicted.
-        let (edge, slack) = (self.edge, self.policy.slack());
+        let (edge, slack) = (self.edge, self.rules.slack);
         let mut moves = 0;
         let mut left = asked;
         while left != 0 {

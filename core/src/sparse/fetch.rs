@@ -189,7 +189,7 @@ impl<R: Retain> Store<'_, R> {
         if let Some(slot) = self.take_vacant() {
             return Some(slot);
         }
-        let newest_first = self.policy.newest_first();
+        let newest_first = self.rules.newest_first;
         loop {
             let (least, unit) = self.buckets.least(newest_first, self.units)?;
             if let Some(worth) = ahead
@@ -208,7 +208,7 @@ impl<R: Retain> Store<'_, R> {
             self.unlist_unit(unit);
             if least > self.taken {
                 self.taken = least;
-                self.edge = self.edge.max(edge(&self.policy, least));
+                self.edge = self.edge.max(edge(&self.rules, least));
             }
             return Some(self.evict(unit));
         }

@@ -2,7 +2,7 @@
 //! a stale entry behind; so a unit whose order can't matter soon stays where it is.
 
 use super::bits;
-use super::retain::{Cause, Retain};
+use super::retain::{Cause, Retain, Rules};
 use super::store::Store;
 use super::tables::{Bank, Foreseen, Place};
 use crate::stream::policy::Worth;
@@ -14,9 +14,9 @@ use crate::units::{ReadId, SlotId};
 const UNCOUNTED: Worth = Worth(32);
 const UNCOUNTED_AGAIN: Worth = Worth(64);
 
-/// The worth from which on order doesn't matter to `policy` when worths up to `taken` are taken.
-pub(super) fn edge(policy: &impl Retain, taken: Worth) -> u16 {
-    if policy.slack() == 0 {
+/// The worth from which on order doesn't matter under `rules` when worths up to `taken` are taken.
+pub(super) fn edge(rules: &Rules, taken: Worth) -> u16 {
+    if rules.slack == 0 {
         return u16::MAX;
     }
     u16::from(taken.0)
@@ -38,7 +38,7 @@ impl<R: Retain> Store<'_, R> {
                 _ => UNCOUNTED,
             };
         }
-        let prior = match self.policy.by_prior() {
+        let prior = match self.rules.by_prior {
             true => self.priors[unit as usize].share(),
             false => f32::NAN,
         };
@@ -83,7 +83,7 @@ impl<R: Retain> Store<'_, R> {
     /// listed: it will hardly be listed far from there again.
     #[inline]
     pub(super) fn hold(&mut self, unit: u32) {
-        if self.policy.slack() > 0 && self.counted(unit) {
+        if self.rules.slack > 0 && self.counted(unit) {
             bits::put(self.loose, unit, false);
             self.listed -= 1;
         } else {
@@ -99,7 +99,7 @@ impl<R: Retain> Store<'_, R> {
         }
         bits::put(self.loose, unit, true);
         self.listed += 1;
-        let (slack, edge) = (self.policy.slack(), self.edge);
+        let (slack, edge) = (self.rules.slack, self.edge);
         if self.units[unit as usize].rank(worth, slack, edge) {
             self.move_unit(unit, worth);
         }
@@ -124,7 +124,7 @@ impl<R: Retain> Store<'_, R> {
     fn enter(&mut self, unit: u32, worth: Worth) {
         let tag = self.units[unit as usize].list(worth);
         self.buckets.push(worth, unit, tag, self.units);
-        let Some(segment) = self.policy.segment() else {
+        let Some(segment) = self.rules.segment else {
             return;
         };
         if worth != segment.worth {
@@ -144,7 +144,7 @@ impl<R: Retain> Store<'_, R> {
     #[inline]
     pub(super) fn leave(&mut self, unit: u32) {
         let listed = &mut self.units[unit as usize].listed;
-        if let Some(segment) = self.policy.segment() {
+        if let Some(segment) = self.rules.segment {
             self.protected -= u32::from(*listed == segment.worth.0);
         }
         *listed = 0;

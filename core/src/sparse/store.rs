@@ -17,7 +17,7 @@ use super::choice::{GROUP_MAX, Grouping, STAGES};
 use super::counters::Counters;
 use super::fetch::Reach;
 use super::listed::edge;
-use super::retain::{Cause, Retain};
+use super::retain::{Cause, Retain, Rules};
 use super::tables::{Bank, Foreseen, Group, Item, Place, Prior, Read, SETS, Tables, Unit, Wanted};
 use super::use_count::{UseCount, faded};
 use crate::port::ReadOutcome;
@@ -98,6 +98,7 @@ pub struct Store<'m, R> {
     pub(super) reads: &'m mut [Read],
     pub(super) foreseen: &'m mut [Foreseen],
     pub(super) policy: R,
+    pub(super) rules: Rules,
     pub(super) reach: Reach,
     pub(super) counters: Counters,
     uses: UseCount,
@@ -212,7 +213,8 @@ impl<'m, R: Retain> Store<'m, R> {
             *slot = SlotId(number);
         }
         let slots = vacant.len() as u32;
-        let edge = edge(&policy, Worth::EMPTY);
+        let rules = policy.rules();
+        let edge = edge(&rules, Worth::EMPTY);
         Self {
             banks,
             units: entries,
@@ -231,6 +233,7 @@ impl<'m, R: Retain> Store<'m, R> {
             reads,
             foreseen,
             policy,
+            rules,
             reach,
             counters: Counters::default(),
             uses: UseCount::new(),
@@ -283,7 +286,7 @@ impl<'m, R: Retain> Store<'m, R> {
         assert!(self.bank.is_none(), "layers end before the next pass");
         self.clock = self.clock.saturating_add(tokens);
         self.uses.begin(tokens);
-        self.edge = edge(&self.policy, self.taken);
+        self.edge = edge(&self.rules, self.taken);
         self.taken = Worth::EMPTY;
     }
 
@@ -292,7 +295,7 @@ impl<'m, R: Retain> Store<'m, R> {
     pub fn foresee(&mut self, bank: u32, units: impl Iterator<Item = Foreseen>) {
         self.forget_ahead();
         self.ahead_bank = bank;
-        if !self.policy.speculates() {
+        if !self.rules.speculates {
             return;
         }
         let first = self.banks[bank as usize].first;

@@ -2,7 +2,7 @@
 //! policy, over a made-up run. Storage and compute take no time here; only decisions count.
 
 use leanstream_core::port::ReadOutcome;
-use leanstream_core::sparse::retain::{Cause, Name, Policy, Retain, Seen, Segment};
+use leanstream_core::sparse::retain::{Cause, Name, Policy, Retain, Rules, Seen};
 use leanstream_core::sparse::store::slots_least;
 use leanstream_core::sparse::tables::{Bank, Foreseen, Prior, Sizes};
 use leanstream_core::sparse::{Choice, Chosen, Counters, Grouping, Reach, Select, Store};
@@ -117,28 +117,12 @@ impl Retain for Told<'_> {
         self.policy.worth(&Seen { next, ..*seen }, cause)
     }
 
-    fn reranks(&self) -> bool {
-        self.policy.reranks()
-    }
-
-    fn slack(&self) -> u8 {
-        self.policy.slack()
-    }
-
-    fn by_prior(&self) -> bool {
-        self.policy.by_prior()
-    }
-
-    fn speculates(&self) -> bool {
-        self.foresight && self.policy.speculates()
-    }
-
-    fn newest_first(&self) -> bool {
-        self.policy.newest_first()
-    }
-
-    fn segment(&self) -> Option<Segment> {
-        self.policy.segment()
+    fn rules(&self) -> Rules {
+        let rules = self.policy.rules();
+        Rules {
+            speculates: self.foresight && rules.speculates,
+            ..rules
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 
 use leanstream_core::port::ReadOutcome;
-use leanstream_core::sparse::retain::{Cause, Name, Policy, Refine, Retain, Seen, Segment};
+use leanstream_core::sparse::retain::{Cause, Name, Policy, Refine, Retain, Rules, Seen};
 use leanstream_core::sparse::store::slots_least;
 use leanstream_core::sparse::tables::{Bank, Foreseen, Prior, Sizes};
 use leanstream_core::sparse::{
@@ -141,28 +141,8 @@ impl Retain for Told<'_> {
         self.policy.worth(&Seen { next, ..*seen }, cause)
     }
 
-    fn reranks(&self) -> bool {
-        self.policy.reranks()
-    }
-
-    fn slack(&self) -> u8 {
-        self.policy.slack()
-    }
-
-    fn by_prior(&self) -> bool {
-        self.policy.by_prior()
-    }
-
-    fn speculates(&self) -> bool {
-        self.policy.speculates()
-    }
-
-    fn newest_first(&self) -> bool {
-        self.policy.newest_first()
-    }
-
-    fn segment(&self) -> Option<Segment> {
-        self.policy.segment()
+    fn rules(&self) -> Rules {
+        self.policy.rules()
     }
 }
 

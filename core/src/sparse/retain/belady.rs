@@ -1,7 +1,7 @@
 //! Belady's rule: what is needed again last goes first. It needs the future, so it runs in replay
 //! only, as the bound that the others are read against.
 
-use super::{Cause, Retain, Seen};
+use super::{Cause, Retain, Rules, Seen};
 use crate::stream::policy::Worth;
 
 /// Ranks by [`Seen::next`].
@@ -13,12 +13,12 @@ impl Retain for Belady {
         Worth(255 - seen.next.min(254) as u8)
     }
 
-    fn reranks(&self) -> bool {
-        true
-    }
-
-    fn newest_first(&self) -> bool {
-        true
+    fn rules(&self) -> Rules {
+        Rules {
+            reranks: true,
+            newest_first: true,
+            ..Rules::default()
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! `static`: the units that calibration found hottest stay, the others share what is left by recency.
 
-use super::{Cause, Retain, Seen};
+use super::{Cause, Retain, Rules, Seen};
 use crate::stream::policy::Worth;
 
 /// A hot set from the pack's calibration.
@@ -44,15 +44,18 @@ impl Fixed {
 }
 
 impl Retain for Fixed {
-    fn by_prior(&self) -> bool {
-        true
-    }
-
     fn worth(&mut self, seen: &Seen, cause: Cause) -> Worth {
         match cause {
             _ if seen.prior >= self.hot => Worth::MOST,
             Cause::Used { .. } => COLD,
             Cause::Passed | Cause::Foreseen => Worth::LEAST,
+        }
+    }
+
+    fn rules(&self) -> Rules {
+        Rules {
+            by_prior: true,
+            ..Rules::default()
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Decayed frequency alone.
 
-use super::{Cause, Retain, Seen};
+use super::{Cause, Retain, Rules, Seen};
 use crate::stream::policy::Worth;
 
 /// Ranks by the decayed share of tokens that used a unit.
@@ -14,14 +14,14 @@ impl Retain for Lfu {
         Worth(1 + level.clamp(0.0, 254.0) as u8)
     }
 
-    fn reranks(&self) -> bool {
-        true
-    }
-
-    /// Of units that every token needs, the one just used is needed last: keeping the others saves as
-    /// many reads as there are slots, where the oldest first would save none.
-    fn newest_first(&self) -> bool {
-        true
+    fn rules(&self) -> Rules {
+        Rules {
+            reranks: true,
+            // Of units that every token needs, the one just used is needed last: keeping the others saves as
+            // many reads as there are slots, where the oldest first would save none.
+            newest_first: true,
+            ..Rules::default()
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! neurons stays; under a fixed budget the window is as long as the budget allows. Row and column
 //! of a neuron are bundled by the unit itself.
 
-use super::{Cause, Retain, Seen};
+use super::{Cause, Retain, Rules, Seen};
 use crate::stream::policy::Worth;
 
 /// Everything used is worth the same, so what was used longest ago goes first.
@@ -29,8 +29,11 @@ impl Retain for LruWindow {
         }
     }
 
-    fn speculates(&self) -> bool {
-        self.ahead
+    fn rules(&self) -> Rules {
+        Rules {
+            speculates: self.ahead,
+            ..Rules::default()
+        }
     }
 }
 
@@ -52,10 +55,9 @@ mod tests {
             }
         }
         let mut lru = LruWindow::default();
-        assert!(!lru.reranks() && !lru.speculates() && !lru.newest_first());
-        assert_eq!(lru.segment(), None);
+        assert_eq!(lru.rules(), Rules::default());
         assert_eq!(lru.worth(&common, Cause::Foreseen), Worth::LEAST);
         let mut ahead = LruWindow { ahead: true };
-        assert!(ahead.speculates() && ahead.worth(&rare, Cause::Foreseen) > USED);
+        assert!(ahead.rules().speculates && ahead.worth(&rare, Cause::Foreseen) > USED);
     }
 }

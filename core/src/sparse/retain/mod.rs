@@ -31,7 +31,7 @@ pub enum Cause {
         hit: bool,
     },
     /// Its layer was computed and this token did not use it. Asked only of policies that
-    /// [rerank](Retain::reranks).
+    /// [rerank](Rules::reranks).
     Passed,
     /// It may be read because a stage foresees that it will be used; [`Seen::score`] is the
     /// stage's estimate.
@@ -51,7 +51,7 @@ pub struct Seen {
     /// The gate's pre-activation in units of its layer's root mean square for this token (so it is
     /// comparable between layers), or NaN where it isn't known.
     pub score: f32,
-    /// Share of calibration tokens that used it, from the pack, for policies that go [by it](Retain::by_prior); NaN
+    /// Share of calibration tokens that used it, from the pack, for policies that go [by it](Rules::by_prior); NaN
     /// otherwise.
     pub prior: f32,
     /// Tokens until its next use, where an oracle knows (replay); `u32::MAX` otherwise.
@@ -70,42 +70,32 @@ pub struct Segment {
     pub below: Worth,
 }
 
+/// What a policy wants of the store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Rules {
+    /// Whether units that a token did not use are asked for again at every token.
+    pub reranks: bool,
+    /// By how much the worth of a unit that a token did not use may differ before it is listed anew. With
+    /// any, units above what is evicted aren't either: their order is that of an earlier token.
+    pub slack: u8,
+    /// Whether it goes by the calibration's share.
+    pub by_prior: bool,
+    /// Whether stages may read on speculation before a layer's exact choice.
+    pub speculates: bool,
+    /// Which of equals goes first: the one listed last, or else longest ago. Of units that are all needed
+    /// again, the one just used is needed last.
+    pub newest_first: bool,
+    /// A capped worth, if it has one.
+    pub segment: Option<Segment>,
+}
+
 /// Ranks resident units.
 pub trait Retain {
     /// What keeping `seen.unit` is worth from now on, between [`Worth::LEAST`] and [`Worth::MOST`].
     fn worth(&mut self, seen: &Seen, cause: Cause) -> Worth;
 
-    /// Whether units that a token did not use are asked for again at every token.
-    fn reranks(&self) -> bool {
-        false
-    }
-
-    /// By how much the worth of a unit that a token did not use may differ before it is listed anew. With
-    /// any, units far above what is evicted aren't either: their order is that of an earlier token.
-    fn slack(&self) -> u8 {
-        0
-    }
-
-    /// Whether it goes by the calibration's share.
-    fn by_prior(&self) -> bool {
-        false
-    }
-
-    /// Whether stages may read on speculation before a layer's exact choice.
-    fn speculates(&self) -> bool {
-        false
-    }
-
-    /// Which of equals goes first: the one listed last, or (by default) longest ago. Of units that
-    /// are all needed again, the one just used is needed last.
-    fn newest_first(&self) -> bool {
-        false
-    }
-
-    /// A capped worth, if the policy has one.
-    fn segment(&self) -> Option<Segment> {
-        None
-    }
+    /// What it wants of the store; the same at any time.
+    fn rules(&self) -> Rules;
 }
 
 #[cfg(test)]

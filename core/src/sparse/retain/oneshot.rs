@@ -1,7 +1,7 @@
 //! One prediction a layer and a segmented LRU, as *PowerInfer-2* has them: a unit comes in on
 //! probation, and a second use while it stays protects it.
 
-use super::{Cause, Retain, Seen, Segment};
+use super::{Cause, Retain, Rules, Seen, Segment};
 use crate::stream::policy::Worth;
 
 /// Segmented LRU with a protected segment of at most so many units.
@@ -36,16 +36,16 @@ impl Retain for Oneshot {
         }
     }
 
-    fn speculates(&self) -> bool {
-        true
-    }
-
-    fn segment(&self) -> Option<Segment> {
-        Some(Segment {
-            worth: PROTECTED,
-            units_max: self.protected_max,
-            below: PROBATION,
-        })
+    fn rules(&self) -> Rules {
+        Rules {
+            speculates: true,
+            segment: Some(Segment {
+                worth: PROTECTED,
+                units_max: self.protected_max,
+                below: PROBATION,
+            }),
+            ..Rules::default()
+        }
     }
 }
 
@@ -64,11 +64,11 @@ mod tests {
         let wrong = policy.worth(&unit, Cause::Passed);
         assert!(first < foreseen && foreseen < second);
         assert_eq!(wrong, first, "a wrong guess is the first to go");
-        let segment = policy.segment().expect("the protected one");
+        let segment = policy.rules().segment.expect("the protected one");
         assert_eq!(
             (segment.worth, segment.units_max, segment.below),
             (second, 50, first)
         );
-        assert!(policy.speculates() && !policy.reranks());
+        assert!(policy.rules().speculates && !policy.rules().reranks);
     }
 }

@@ -1,6 +1,6 @@
 //! The policies by name, as the command line has them.
 
-use super::{Belady, Cause, Fixed, Lfu, LruWindow, Oneshot, Refine, Retain, Seen, Segment};
+use super::{Belady, Cause, Fixed, Lfu, LruWindow, Oneshot, Refine, Retain, Rules, Seen};
 use crate::stream::policy::Worth;
 
 /// A policy's name.
@@ -118,34 +118,8 @@ impl Retain for Policy {
         each!(self, policy => policy.worth(seen, cause))
     }
 
-    #[inline]
-    fn reranks(&self) -> bool {
-        each!(self, policy => policy.reranks())
-    }
-
-    #[inline]
-    fn slack(&self) -> u8 {
-        each!(self, policy => policy.slack())
-    }
-
-    #[inline]
-    fn by_prior(&self) -> bool {
-        each!(self, policy => policy.by_prior())
-    }
-
-    #[inline]
-    fn speculates(&self) -> bool {
-        each!(self, policy => policy.speculates())
-    }
-
-    #[inline]
-    fn newest_first(&self) -> bool {
-        each!(self, policy => policy.newest_first())
-    }
-
-    #[inline]
-    fn segment(&self) -> Option<Segment> {
-        each!(self, policy => policy.segment())
+    fn rules(&self) -> Rules {
+        each!(self, policy => policy.rules())
     }
 }
 
@@ -160,17 +134,18 @@ mod tests {
             assert_eq!(Name::from_name(name.as_str()), Some(name));
             let policy = Policy::new(name, 100, [0.5f32; 4].into_iter());
             assert_eq!(policy.name(), name);
+            let rules = policy.rules();
             assert_eq!(
-                policy.newest_first(),
+                rules.newest_first,
                 matches!(name, Name::Refine | Name::Lfu | Name::Belady)
             );
-            assert_eq!(policy.segment().is_some(), name == Name::Oneshot);
+            assert_eq!(rules.segment.is_some(), name == Name::Oneshot);
             assert_eq!(
-                policy.speculates(),
+                rules.speculates,
                 matches!(name, Name::Refine | Name::Oneshot)
             );
             assert_eq!(
-                policy.reranks(),
+                rules.reranks,
                 matches!(name, Name::Refine | Name::Lfu | Name::Belady)
             );
         }

@@ -18,7 +18,7 @@
 //! GNU GPL. Age, the prior as a feature beside the frequency, frequencies of two or three time scales
 //! and moving averages of the score were tried and change misses by less than 1%.
 
-use super::{Cause, Retain, Seen};
+use super::{Cause, Retain, Rules, Seen};
 use crate::sparse::log2::log2;
 use crate::stream::policy::Worth;
 
@@ -92,23 +92,16 @@ impl Retain for Refine {
         Worth(Worth::LEAST.0 + level.clamp(0.0, 254.0) as u8)
     }
 
-    fn reranks(&self) -> bool {
-        true
-    }
-
-    #[inline]
-    fn slack(&self) -> u8 {
-        2
-    }
-
-    fn speculates(&self) -> bool {
-        true
-    }
-
-    /// Of units that every token needs, the one just used is needed last: keeping the others saves as
-    /// many reads as there are slots, where the oldest first would save none.
-    fn newest_first(&self) -> bool {
-        true
+    fn rules(&self) -> Rules {
+        Rules {
+            reranks: true,
+            slack: 2,
+            speculates: true,
+            // Of units that every token needs, the one just used is needed last: keeping the others saves as
+            // many reads as there are slots, where the oldest first would save none.
+            newest_first: true,
+            ..Rules::default()
+        }
     }
 }
 
