@@ -151,11 +151,16 @@ pub fn refuse_input<'a>(
     Ok(())
 }
 
-/// Refuses to replace what is no file: a directory, a device, a pipe.
+/// Refuses to replace what is no file: a directory, a device, a pipe; and an empty name.
 ///
 /// # Errors
-/// [`Error::Usage`] when `out` is there and is one of them.
+/// [`Error::Usage`] when `out` is there and is one of them, or names nothing.
 pub fn refuse_special(out: &Path) -> Result<(), Error> {
+    if out.as_os_str().is_empty() {
+        return Err(Error::Usage(
+            "the output's name is empty; give it one".into(),
+        ));
+    }
     let why = match std::fs::metadata(out) {
         Ok(meta) if meta.is_dir() => "is a directory; give the output a file name in it",
         Ok(meta) if !meta.is_file() => {
@@ -206,6 +211,14 @@ mod tests {
     use super::*;
 
     /// Scripts branch on these; a changed code breaks them silently.
+    #[test]
+    fn an_output_has_a_name() {
+        let refused = refuse_special(Path::new("")).expect_err("it is empty");
+        assert_eq!(refused.exit_code(), 2);
+        assert!(refused.to_string().contains("name is empty"), "{refused}");
+        assert!(refuse_special(Path::new("not there")).is_ok());
+    }
+
     #[test]
     fn exit_codes_are_fixed() {
         let io = || std::io::Error::from(std::io::ErrorKind::NotFound);
