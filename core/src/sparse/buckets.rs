@@ -132,9 +132,11 @@ impl<'m> Buckets<'m> {
         }
     }
 
-    /// Writes `unit` to the end of the bucket of `worth`. What was written of it before is stale.
+    /// Lists `unit` last under `worth`: in its bucket's end, and in what it says of itself. What was written of
+    /// it before is stale.
     #[inline]
-    pub fn push(&mut self, worth: Worth, unit: u32, tag: u8, units: &[Unit]) {
+    pub fn push(&mut self, worth: Worth, unit: u32, units: &mut [Unit]) {
+        let tag = units[unit as usize].list(worth);
         let level = usize::from(worth.0);
         if usize::from(self.buckets[level].end) == ENTRIES {
             self.extend(level, units);
@@ -337,11 +339,6 @@ mod tests {
         Some((Worth(*worth), unit))
     }
 
-    fn list(buckets: &mut Buckets<'_>, units: &mut [Unit], unit: u32, worth: Worth) {
-        let tag = units[unit as usize].list(worth);
-        buckets.push(worth, unit, tag, units);
-    }
-
     /// Lists, moves and takes at random, in as little memory as there may be.
     fn is_an_order(newest_first: bool, levels: u32, seed: u64) {
         const SLOTS: u32 = 50;
@@ -360,7 +357,7 @@ mod tests {
             if is_listed || listed < SLOTS {
                 listed += u32::from(!is_listed);
                 model[unit as usize] = (worth.0, time);
-                list(&mut buckets, &mut units, unit, worth);
+                buckets.push(worth, unit, &mut units);
             }
             if random.below(4) == 0 {
                 let least = buckets.least(newest_first, &units);
@@ -391,11 +388,11 @@ mod tests {
         let mut blocks = [Block::default(); blocks(3)];
         let mut buckets = Buckets::new(&mut blocks);
         let mut units = [Unit::default(); 3];
-        list(&mut buckets, &mut units, 2, Worth(9));
+        buckets.push(Worth(9), 2, &mut units);
         for round in 0..10_000u32 {
             for unit in 0..2 {
                 let worth = Worth((10 + (round + unit) % 240) as u8);
-                list(&mut buckets, &mut units, unit, worth);
+                buckets.push(worth, unit, &mut units);
             }
         }
         assert_eq!(buckets.least(true, &units), Some((Worth(9), 2)));

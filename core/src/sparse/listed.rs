@@ -122,8 +122,7 @@ impl<R: Retain> Store<'_, R> {
     /// Puts a unit into the bucket of its worth, and keeps a capped worth to its cap.
     #[inline]
     fn enter(&mut self, unit: u32, worth: Worth) {
-        let tag = self.units[unit as usize].list(worth);
-        self.buckets.push(worth, unit, tag, self.units);
+        self.buckets.push(worth, unit, self.units);
         let Some(segment) = self.rules.segment else {
             return;
         };
@@ -135,8 +134,7 @@ impl<R: Retain> Store<'_, R> {
             let oldest = self.buckets.oldest(worth, self.units);
             let oldest = oldest.expect("one was just put into it");
             self.leave(oldest);
-            let tag = self.units[oldest as usize].list(segment.below);
-            self.buckets.push(segment.below, oldest, tag, self.units);
+            self.buckets.push(segment.below, oldest, self.units);
         }
     }
 

@@ -13,7 +13,7 @@ use super::args::{PathArg, threads};
 use super::output::{print, say};
 use super::setup::{self, Machine, Need};
 use crate::budget::{Resident, held};
-use crate::error::{Error, mib, refuse_input, refuse_special};
+use crate::error::{Error, mib, refuse_input};
 use crate::pack::{self, Gates, Options, Report, calibrate};
 use crate::run::model::Headers;
 use crate::run::session::Wanted;
@@ -100,7 +100,6 @@ impl Pack {
         };
         let texts = [&self.calibrate, &self.quality];
         let texts = texts.into_iter().flatten().map(|path| path.0.as_path());
-        refuse_special(&self.out.0)?;
         refuse_input(&self.out.0, texts)?;
         let text = match ffn {
             Ffn::Units => self.text(&machine)?,

@@ -28,7 +28,7 @@ use leanstream_core::quant::QuantType;
 use sha2::{Digest, Sha256};
 
 use crate::budget::held;
-use crate::error::{Error, mib, refuse_input};
+use crate::error::{Error, mib, refuse_input, refuse_special};
 use crate::fetch::hex;
 use crate::gguf_write::{Header, WriteError, Writer};
 use crate::run::model::{Headers, Info, Weights};
@@ -119,12 +119,7 @@ pub fn pack(
     progress: &mut Progress<'_>,
 ) -> Result<Report, Error> {
     refuse_input(out, [path])?;
-    if out.is_dir() {
-        return Err(Error::Usage(format!(
-            "{} is a directory; give the pack a file name in it",
-            out.display()
-        )));
-    }
+    refuse_special(out)?;
     let headers = Headers::open(path)?;
     let source = Source::open(&headers)?;
     let hyper = &info.hyper;
